@@ -14,6 +14,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from histospec.native import Engine
+from histospec.server.errors import StoreError
 from histospec.server.history.history import History
 from histospec.server.stores.sqlite.file import FILE_NAME
 from histospec.server.stores.sqlite.store import SQLiteStore
@@ -309,10 +310,11 @@ async def test_a_drop_whose_caller_leaves_is_done_all_the_same(tmp_path: Path) -
 
 @pytest.mark.asyncio
 async def test_a_store_that_cannot_be_read_is_said_and_survived(tmp_path: Path) -> None:
-    async with opened(tmp_path):
-        pass
-    store = SQLiteStore(tmp_path, 8)
-    store._writer.submit(lambda connection: connection.execute("ALTER TABLE estimators RENAME TO gone"), 0).result()
+    class Unreadable(SQLiteStore):
+        def estimators(self) -> dict[str, bytes]:
+            raise StoreError("store: disk I/O error")
+
+    store = Unreadable(tmp_path, 8)
     engine = Engine(1 << 26)
     history = History(engine, store, 4096)
     with capture_logs() as logs:
