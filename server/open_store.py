@@ -112,7 +112,8 @@ def _common(config: StoreConfig) -> dict[str, Any]:
 def _redis(
     config: StoreConfig, shard: str, watched: "Watched[Location] | None"
 ) -> "tuple[RedisStore, Callable[[], Location]]":
-    from histospec.server.stores.redis.store import RedisStore  # a sixth of the server's imports, and rarely needed
+    from histospec.server.stores.redis.servers import Servers  # a sixth of the server's imports, and rarely needed
+    from histospec.server.stores.redis.store import RedisStore
 
     if watched is not None:
         where = watched.look
@@ -128,4 +129,4 @@ def _redis(
             read_text(Path(ca))
         except (OSError, ValueError) as error:
             raise ConfigError(f"--store {where()}: ca: {ca}: {reason(error)}; give a file of certificates") from None
-    return RedisStore(where, config.history_epochs, shard, **_common(config)), where
+    return RedisStore(Servers(where), config.history_epochs, shard, **_common(config)), where

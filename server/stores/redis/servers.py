@@ -20,7 +20,7 @@ log = structlog.get_logger()
 
 # Long enough for a server that forks to save its data, short enough to notice one that is gone.
 CONNECT_SECONDS, ANSWER_SECONDS = 2.0, 5.0
-REPLICA_MILLISECONDS = 2000
+REPLICA_SECONDS = 2.0
 FIRST_PAUSE, LAST_PAUSE = 0.25, 5.0  # seconds between tries to reach a server; the pause doubles
 LOG_SECONDS = 60.0  # between two log lines about one outage
 MEMORY_SECONDS = 10.0  # between two requests for the memory in use
@@ -50,11 +50,19 @@ class TooFewReplicas(redis.ConnectionError):
 class Servers:
     """The servers that run commands. Thread-safe; connects on first use.
 
-    Calls `where` before every command. New connections use what it returns, such as a new password.
+    Calls `where` before every command. New connections use what it returns, such as a new password. `answer_seconds`
+    limits the wait for an answer, `replica_seconds` that for a replica.
     """
 
-    def __init__(self, where: Callable[[], Location]) -> None:
+    def __init__(
+        self,
+        where: Callable[[], Location],
+        answer_seconds: float = ANSWER_SECONDS,
+        replica_seconds: float = REPLICA_SECONDS,
+    ) -> None:
         self._where = where
+        self._answer_seconds = answer_seconds
+        self._replica_milliseconds = int(1000 * replica_seconds)
         self._location = where()
         self._lock = threading.Lock()
         self._cluster: Any = None  # a redis.cluster.RedisCluster, which is only partly typed
@@ -109,7 +117,7 @@ class Servers:
         for command in commands:
             pipeline.execute_command(*command)
         if wait:
-            pipeline.execute_command("WAIT", wait, REPLICA_MILLISECONDS)
+            pipeline.execute_command("WAIT", wait, self._replica_milliseconds)
         answers = list(pipeline.execute())
         if wait and (have := answers.pop()) < wait:
             raise TooFewReplicas(f"{have} replicas have the write, {wait} are required")
@@ -131,7 +139,7 @@ class Servers:
             "username": location.username,
             "password": location.password,
             "socket_connect_timeout": CONNECT_SECONDS,
-            "socket_timeout": ANSWER_SECONDS,
+            "socket_timeout": self._answer_seconds,
             "retry": Retry(NoBackoff(), 0),  # callers retry
         }
         if location.tls:

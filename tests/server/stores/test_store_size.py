@@ -11,7 +11,7 @@ import redis
 
 from histospec.server.stores.interface import Problem, Record, ResponseBatch, StoreSize
 from histospec.server.stores.redis.location import Location
-from histospec.server.stores.redis.servers import MEMORY_SECONDS, Memory
+from histospec.server.stores.redis.servers import MEMORY_SECONDS, Memory, Servers
 from histospec.server.stores.redis.store import RedisStore
 from histospec.server.stores.sqlite.store import SQLiteStore
 from tests.support.disks import small_disk
@@ -78,7 +78,7 @@ def connect() -> Iterator[Callable[[str], RedisStore]]:
     stores = []
 
     def connect(url: str) -> RedisStore:
-        stores.append(RedisStore(Location.parse(url), 8, "shard-0"))
+        stores.append(RedisStore(Servers(lambda: Location.parse(url)), 8, "shard-0"))
         return stores[-1]
 
     yield connect
