@@ -13,7 +13,7 @@ from histospec.server.errors import LimitExceeded
 HISTORY_RESPONSES = 4096
 """The default number of responses kept for each problem, the newest ones."""
 LAST_EPOCH = (1 << 63) - 1
-"""The largest epoch that a store can hold: older versions accepted any int64."""
+"""The largest epoch that a store can hold. Counted epochs may be larger than MAX_EPOCH, the limit of given ones."""
 
 
 class Problem(NamedTuple):

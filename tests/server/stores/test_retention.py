@@ -1,9 +1,8 @@
 """Retention: old problems are deleted, but none while the clock may have jumped."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -93,20 +92,6 @@ def test_what_was_forgotten_in_the_last_hour_says_how_many_are_usual() -> None:
     clocks.pass_(3601)
     after.tick()
     assert after.judge(200).paused
-
-
-@pytest.fixture
-def open_store(tmp_path: Path) -> Iterator[Callable[..., SQLiteStore]]:
-    stores = []
-
-    def open_(**options: Any) -> SQLiteStore:
-        stores.append(SQLiteStore(tmp_path, 8, **options))
-        return stores[-1]
-
-    yield open_
-    for store in stores:
-        if store._writer._thread.is_alive():
-            store.close()
 
 
 def fill(store: SQLiteStore, problems: int, ago: float) -> None:
