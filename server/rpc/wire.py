@@ -262,18 +262,15 @@ def _counts(field: str, data: bytes, sessions: int) -> NDArray[np.int32]:
 
 
 def _close(field: str, request: pb.CloseSession) -> Close:
-    epoch = request.epoch if request.HasField("epoch") else None
-    reward = request.reward if request.HasField("reward") else None
-    _check_epoch(f"{field}epoch", epoch)
-    _check_reward(f"{field}reward", reward)
+    _check_reward(f"{field}reward", request.reward)
     if request.commit:
         _check_per_token(f"{field}logprobs", request.logprobs, FLOAT32, request.generated)
         _check_alternatives(f"{field}alternatives", request.alternatives, request.generated)
     return Close(
         request.session,
         request.commit,
-        epoch,
-        reward,
+        epoch(f"{field}epoch", request.epoch) if request.HasField("epoch") else None,
+        request.reward if request.HasField("reward") else None,
         request.logprobs,
         request.generated,
         request.changes,
@@ -286,13 +283,10 @@ def ingest(request: pb.IngestRequest, config: Config, newest_epoch: int) -> tupl
     who, prompt = problem("", request)
     _check_prompt("prompt", prompt, config)
     _check_number("responses", len(request.responses), config)
-    epoch = min(newest_epoch, LAST_EPOCH)  # a counted epoch may be larger
-    if request.HasField("epoch"):
-        epoch = request.epoch
-        _check_epoch("epoch", epoch)
-    return ResponseBatch(
-        who, [_record(f"responses[{i}].", r, epoch, config) for i, r in enumerate(request.responses)]
-    ), prompt
+    counted = min(newest_epoch, LAST_EPOCH)  # a counted epoch may be larger
+    at = epoch("epoch", request.epoch) if request.HasField("epoch") else counted
+    records = [_record(f"responses[{i}].", response, at, config) for i, response in enumerate(request.responses)]
+    return ResponseBatch(who, records), prompt
 
 
 def imported(request: pb.ImportRequest, config: Config) -> list[tuple[Problem, list[Record]]]:
@@ -352,13 +346,8 @@ def epoch(field: str, number: int) -> int:
     return number
 
 
-def _check_epoch(field: str, number: int | None) -> None:
-    if number is not None:
-        epoch(field, number)
-
-
-def _check_reward(field: str, reward: float | None) -> None:
-    if reward is not None and not math.isfinite(reward):
+def _check_reward(field: str, reward: float) -> None:
+    if not math.isfinite(reward):
         raise InvalidRequest(f"{field}: {reward} is not a finite number")
 
 

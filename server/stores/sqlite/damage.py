@@ -132,11 +132,6 @@ class Salvaged(NamedTuple):
     full: bool
     """Whether there was too little space for all readable responses."""
 
-    def __str__(self) -> str:
-        lost = f"{'' if self.exact else 'at least '}{self.lost}"
-        room = "; there was no space for more" if self.full else ""
-        return f"{self.responses} responses could be read, {lost} are lost{room}"
-
 
 def replace(path: Path, disk: int | None, reason: str) -> Salvaged:
     """Puts a new file with the readable contents in the place of a damaged one, which gets another name.

@@ -114,11 +114,6 @@ class SQLiteStore(SQLiteReader, Store):
         return StoreSize(held, self._disk, *(volume or (None, None)))
 
     @property
-    def trouble(self) -> str:
-        """See Store."""
-        return self._file_trouble()
-
-    @property
     def retention_paused(self) -> str:
         """See Store."""
         return self._retention.paused if self._retention else ""
@@ -129,27 +124,11 @@ class SQLiteStore(SQLiteReader, Store):
 
     def drop(self, namespace: str) -> "Future[int]":
         """See Store."""
-
-        def begin(connection: sqlite3.Connection) -> Again:
-            connection.execute("DELETE FROM estimators WHERE namespace = ?", (namespace,))
-            connection.execute("DELETE FROM namespaces WHERE namespace = ?", (namespace,))
-            return self._depart(connection, namespace, -1)
-
-        return self._writer.submit(begin, 0)
+        return self._writer.submit(partial(depart, self._slice, namespace, None), 0)
 
     def rewind(self, namespace: str, epoch: int) -> "Future[int]":
         """See Store."""
-
-        def begin(connection: sqlite3.Connection) -> Again:
-            connection.execute(
-                "UPDATE namespaces SET newest_epoch = min(newest_epoch, ?) WHERE namespace = ?", (epoch, namespace)
-            )
-            return self._depart(connection, namespace, epoch)
-
-        return self._writer.submit(begin, 0)
-
-    def _depart(self, connection: sqlite3.Connection, namespace: str, epoch: int) -> Again:
-        return Again(partial(work_off, self._slice, depart(connection, namespace, epoch)))
+        return self._writer.submit(partial(depart, self._slice, namespace, epoch), 0)
 
     def save_estimator(self, namespace: str, state: bytes) -> "Future[None]":
         """See Store."""
@@ -169,7 +148,7 @@ class SQLiteStore(SQLiteReader, Store):
             if is_damage(error) and self._repaired(str(error)):
                 self._commit(group)
                 return
-            if not self._file_trouble():
+            if not self.trouble:
                 self._connection = recover(self._connection, self._path, self._disk)
             if len(group) > 1:
                 for work in group:
@@ -199,11 +178,12 @@ class SQLiteStore(SQLiteReader, Store):
         return results
 
     def _require_files(self) -> None:
-        if trouble := self._file_trouble():
+        if trouble := self.trouble:
             raise StoreError(f"{trouble}; nothing of this request was kept")
 
-    def _file_trouble(self) -> str:
-        """Returns why nothing can be stored; empty if it can. Logs when that changes."""
+    @property
+    def trouble(self) -> str:
+        """See Store. Logs when it changes."""
         changed = self._files.changed()
         trouble = f"store: {changed}; bring it back or restart the server, which drafts on meanwhile" if changed else ""
         if trouble != self._trouble:
@@ -263,7 +243,7 @@ class SQLiteStore(SQLiteReader, Store):
     def _repaired(self, reason: str) -> bool:
         """Replaces the damaged file. Returns whether that succeeded."""
         self._repairs += 1
-        if self._repairs > MAX_REPAIRS or self._file_trouble():
+        if self._repairs > MAX_REPAIRS or self.trouble:
             return False
         with self._readers.away():
             # A reading connection closes last: it does not move the write-ahead log into the file.

@@ -141,7 +141,7 @@ class Appender:
         # With several prompts, the oldest responses must be searched among all, so this is not done with every write.
         slack = self._responses // 8 if problem.name else 0
         records, leave = window.admit(batch.records, self._epochs, self._responses, slack)
-        finished = not leave or self._delete(connection, problem, window, leave, prompt if records else None)
+        finished = not leave or self._delete_oldest(connection, problem, window, leave, prompt if records else None)
         if records:
             if prompt is None:
                 insert = "INSERT INTO prompts (namespace, problem, digest, tokens) VALUES (?, ?, ?, ?)"
@@ -169,7 +169,7 @@ class Appender:
             (*parameters, problem.namespace),
         )
 
-    def _delete(
+    def _delete_oldest(
         self, connection: sqlite3.Connection, problem: Problem, window: Window, leave: int, used: int | None
     ) -> bool:
         """Deletes the oldest responses. Returns whether it has deleted all of them. Keeps the prompt `used`."""
@@ -181,11 +181,7 @@ class Appender:
             which, parameters = f"prompt IN ({among})", key
         while leave:
             some = min(leave, DELETED_AT_ONCE)
-            connection.execute(
-                f"DELETE FROM responses WHERE id IN (SELECT id FROM responses WHERE {which} AND {STAYS} "
-                "ORDER BY epoch, id LIMIT ?)",
-                (*parameters, problem.namespace, some),
-            )
+            _delete(connection, f"{which} AND {STAYS} ORDER BY epoch, id", (*parameters, problem.namespace), some)
             window.remove_oldest(some)
             leave -= some
             if leave and self._slice.over():
@@ -214,6 +210,12 @@ class Appender:
             self._newest[namespace] = epoch
 
 
+def _delete(connection: sqlite3.Connection, which: str, parameters: Sequence[object], most: int) -> int:
+    """Deletes responses, at most so many. Returns how many."""
+    text = f"DELETE FROM responses WHERE id IN (SELECT id FROM responses WHERE {which} LIMIT ?)"
+    return connection.execute(text, (*parameters, most)).rowcount
+
+
 class Departure(NamedTuple):
     """A row of `leaving`, and how far its deletion is."""
 
@@ -225,13 +227,19 @@ class Departure(NamedTuple):
     gone: int = 0
 
 
-def depart(connection: sqlite3.Connection, namespace: str, epoch: int) -> Departure:
-    """Records that responses newer than an epoch leave a namespace; -1 for all responses."""
+def depart(slice_: Slice, namespace: str, epoch: int | None, connection: sqlite3.Connection) -> Again:
+    """Records that responses newer than an epoch leave a namespace; None: the whole namespace leaves."""
+    if epoch is None:
+        connection.execute("DELETE FROM estimators WHERE namespace = ?", (namespace,))
+        connection.execute("DELETE FROM namespaces WHERE namespace = ?", (namespace,))
+        epoch = -1
+    newest = "UPDATE namespaces SET newest_epoch = min(newest_epoch, ?) WHERE namespace = ?"
+    connection.execute(newest, (epoch, namespace))
     (response,) = connection.execute("SELECT coalesce(max(id), 0) FROM responses").fetchone()
     row = (namespace, epoch, response)
     number = connection.execute("INSERT INTO leaving (namespace, epoch, response) VALUES (?, ?, ?)", row).lastrowid
     assert number is not None
-    return Departure(number, *row)
+    return Again(partial(work_off, slice_, Departure(number, *row)))
 
 
 def departures(connection: sqlite3.Connection) -> list[Departure]:
@@ -251,11 +259,8 @@ def work_off(slice_: Slice, what: Departure, connection: sqlite3.Connection) -> 
         if row is None:
             connection.execute("DELETE FROM leaving WHERE id = ?", (what.number,))
             return gone
-        some = connection.execute(
-            "DELETE FROM responses WHERE id IN "
-            "(SELECT id FROM responses WHERE prompt = ? AND epoch > ? AND id <= ? LIMIT ?)",
-            (row[2], what.epoch, what.response, DELETED_AT_ONCE),
-        ).rowcount
+        those = (row[2], what.epoch, what.response)
+        some = _delete(connection, "prompt = ? AND epoch > ? AND id <= ?", those, DELETED_AT_ONCE)
         gone += some
         if some < DELETED_AT_ONCE:
             if what.epoch < 0:
@@ -296,13 +301,7 @@ def forget_old(
     while True:
         old, end = old_prompts(connection, since, after)
         for prompt in old:
-            while (
-                connection.execute(
-                    "DELETE FROM responses WHERE id IN (SELECT id FROM responses WHERE prompt = ? LIMIT ?)",
-                    (prompt, DELETED_AT_ONCE),
-                ).rowcount
-                == DELETED_AT_ONCE
-            ):
+            while _delete(connection, "prompt = ?", (prompt,), DELETED_AT_ONCE) == DELETED_AT_ONCE:
                 if slice_.over():
                     return Again(partial(forget_old, slice_, since, after=prompt - 1, gone=gone))
             gone += connection.execute("DELETE FROM prompts WHERE id = ?", (prompt,)).rowcount
