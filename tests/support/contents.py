@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -69,6 +70,12 @@ def on_disk(tmp_path: Path, name: str = "data") -> SQLiteStore:
 
 def in_redis(server: RedisProcess | RedisCluster) -> RedisStore:
     return RedisStore(Servers(lambda: Location.parse(server.url)), 8, "shard-0")
+
+
+def rows(store: SQLiteStore, query: str) -> list[Any]:
+    """Returns the rows of a query after all writes before it."""
+    found: list[Any] = store.submit(lambda connection: connection.execute(query).fetchall()).result()
+    return found
 
 
 def to_load(store: SQLiteReader) -> Iterator[ResponseBatch]:

@@ -65,8 +65,7 @@ class Servers:
         self._replica_milliseconds = int(1000 * replica_seconds)
         self._location = where()
         self._lock = threading.Lock()
-        self._cluster: Any = None  # a redis.cluster.RedisCluster, which is only partly typed
-        self._single: redis.Redis | None = None
+        self._client: Any = None  # a redis.Redis or a redis.cluster.RedisCluster, which is only partly typed
 
     def run(self, commands: Sequence[Command], replicas: bool = False) -> list[Any]:
         """Runs all commands in as few round trips as there are servers. Returns their answers in order.
@@ -76,7 +75,7 @@ class Servers:
         Raises:
             redis.RedisError: the first failure; any of the commands may have run.
         """
-        location, client = self._client()
+        location, client = self._connected()
         wait = location.replicas if replicas else 0
         if not location.cluster:
             return self._pipeline(client, commands, wait)
@@ -91,7 +90,7 @@ class Servers:
                 for i, answer in zip(mine, some, strict=True):
                     answers[i] = answer
         except TRANSIENT:
-            self._forget_cluster()  # slots may have moved
+            self._disconnect()  # slots may have moved
             raise
         return answers
 
@@ -101,16 +100,21 @@ class Servers:
         Raises:
             redis.RedisError: a server does not answer, or does not allow this user to ask.
         """
-        location, client = self._client()
+        location, client = self._connected()
         if not location.cluster:
             return [client.info("memory")]
         return [client.get_redis_connection(node).info("memory") for node in client.get_primaries()]
 
-    def _client(self) -> tuple[Location, Any]:
+    def _connected(self) -> tuple[Location, Any]:
         """Returns the current location of the store, and the redis-py client for it."""
         with self._lock:
-            location = self._look()
-            return location, self._together() if location.cluster else self._alone()
+            location = self._where()
+            if location != self._location:
+                self._location = location
+                self._disconnect()
+            if self._client is None:
+                self._client = self._connect(location)
+            return location, self._client
 
     def _pipeline(self, server: Any, commands: Iterable[Command], wait: int) -> list[Any]:
         pipeline = server.pipeline(transaction=False)
@@ -123,18 +127,7 @@ class Servers:
             raise TooFewReplicas(f"{have} replicas have the write, {wait} are required")
         return answers
 
-    def _look(self) -> Location:
-        location = self._where()
-        if location != self._location:
-            self._location = location
-            single, self._single = self._single, None
-            if single is not None:
-                single.connection_pool.disconnect(inuse_connections=False)  # busy connections finish their commands
-            self._forget_cluster()
-        return location
-
-    def _options(self) -> dict[str, Any]:
-        location = self._location
+    def _connect(self, location: Location) -> Any:
         options: dict[str, Any] = {
             "username": location.username,
             "password": location.password,
@@ -144,40 +137,29 @@ class Servers:
         }
         if location.tls:
             options |= {"ssl": True, "ssl_ca_certs": location.ca}
-        return options
+        if not location.cluster:
+            ((host, port),) = location.nodes
+            return redis.Redis(host, port, location.database, **options)
+        node: Any = redis.cluster.ClusterNode
+        nodes = [node(host, port) for host, port in location.nodes]
+        try:
+            return redis.cluster.RedisCluster(startup_nodes=nodes, **options)
+        except redis.exceptions.RedisClusterException as error:  # not a subclass of RedisError
+            raise _no_cluster(error) from error
 
-    def _alone(self) -> redis.Redis:
-        single = self._single
-        if single is None:
-            ((host, port),) = self._location.nodes
-            single = self._single = redis.Redis(host, port, self._location.database, **self._options())
-        return single
-
-    def _together(self) -> Any:
-        cluster = self._cluster
-        if cluster is None:
-            node: Any = redis.cluster.ClusterNode
-            nodes = [node(host, port) for host, port in self._location.nodes]
-            try:
-                cluster = redis.cluster.RedisCluster(startup_nodes=nodes, **self._options())
-            except redis.exceptions.RedisClusterException as error:  # not a subclass of RedisError
-                raise _told(error) from error
-            self._cluster = cluster
-        return cluster
-
-    def _forget_cluster(self) -> None:
-        cluster, self._cluster = self._cluster, None
-        if cluster is not None:
-            cluster.close()
+    def _disconnect(self) -> None:
+        client, self._client = self._client, None
+        if isinstance(client, redis.Redis):
+            client.connection_pool.disconnect(inuse_connections=False)  # busy connections finish their commands
+        elif client is not None:
+            client.close()
 
     def close(self) -> None:
         """Closes the connections."""
-        self._forget_cluster()
-        if self._single is not None:
-            self._single.close()
+        self._disconnect()
 
 
-def _told(error: BaseException) -> redis.RedisError:
+def _no_cluster(error: BaseException) -> redis.RedisError:
     """Returns why a client could not find its Cluster: the answer of a node, or that no node answered as one."""
     cause = error.__cause__
     if isinstance(cause, redis.AuthenticationError):
@@ -246,12 +228,13 @@ def reach(store: Reader, where: Callable[[], Location], url_may_change: bool, pr
 
     """
     started = time.monotonic()
-    said: float | None = None
+    logged: float | None = None
     pause = FIRST_PAUSE
     progress.tell(f"connecting to {where()}")
     while True:
         try:
             newest = store.newest_epochs()
+            break
         except StoreError as error:
             why = error.__cause__ or error
             if not comes_back(why, url_may_change):
@@ -259,17 +242,15 @@ def reach(store: Reader, where: Callable[[], Location], url_may_change: bool, pr
                 if isinstance(why, redis.AuthenticationError):
                     advice = "give a valid user and password, redis://USER:PASSWORD@HOST:PORT"
                 raise ConfigError(f"--store {where()}: {why}; {advice}") from None
-        else:
-            break
         now = time.monotonic()
-        if said is None or now - said >= LOG_SECONDS:
-            said = now
+        if logged is None or now - logged >= LOG_SECONDS:
+            logged = now
             text = "the store does not answer; the server drafts from running sessions and retries"
             log.warning(text, store=str(where()), reason=str(why), seconds=round(now - started))
         progress.tell(f"{where()} does not answer ({why}), trying again")
         progress.wait(pause)
         pause = min(2 * pause, LAST_PAUSE)
-    if said is not None:
+    if logged is not None:
         log.info("the store answers", store=str(where()), seconds=round(time.monotonic() - started))
     return newest
 

@@ -132,16 +132,19 @@ class Retention:
         submit: writes to the store.
         connect: opens a connection that reads it.
         slice_: limits the duration of one write.
+        wall: wall clock in seconds.
 
     """
 
     def __init__(
         self,
         seconds: float,
-        submit: Callable[[Write, int], "Future[Any]"],
+        submit: Callable[[Write], "Future[Any]"],
         connect: Callable[[], sqlite3.Connection],
         slice_: Slice,
+        wall: Callable[[], float] = time.time,
     ) -> None:
+        self._wall = wall
         self._seconds = seconds
         self._submit = submit
         self._connect = connect
@@ -151,8 +154,6 @@ class Retention:
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="retention", daemon=True)
         self.paused = ""
-        self.looked = threading.Event()
-        """Runs once."""
 
     def start(self) -> None:
         """Checks at once, and then regularly."""
@@ -168,7 +169,6 @@ class Retention:
         every = min(self._seconds / 10, LOOK_SECONDS)
         looked = time.monotonic()
         self._safely(self._look)
-        self.looked.set()
         while not self._closing.wait(min(every, TICK_SECONDS)):
             due = time.monotonic() - looked >= every
             if due:
@@ -192,11 +192,11 @@ class Retention:
         doubtful = self._read(lambda connection: sum(1 for _ in each_old(min(until, trust.since), connection)))
         self._note(self._clock.judge(doubtful))
         if not self.paused:
-            self._clock.forgot(self._submit(partial(forget_old, self._slice, until), 0).result())
+            self._clock.forgot(self._submit(partial(forget_old, self._slice, until)).result())
 
     def _tick(self, note: bool = False) -> None:
         if self._clock is None:
-            self._clock = self._submit(partial(_open_clock, self._seconds), 0).result()
+            self._clock = self._submit(partial(_open_clock, self._seconds, self._wall)).result()
         before = self._clock.trust
         trust = self._clock.tick()
         if self.paused:
@@ -211,7 +211,7 @@ class Retention:
     def _note(self, trust: Trust) -> None:
         if trust.paused and not self.paused:
             log.warning("retention is paused: nothing is forgotten", reason=trust.paused, resume_with=RESUME)
-        self._submit(partial(note_down, trust, self.paused), 0).result()
+        self._submit(partial(note_down, trust, self.paused)).result()
         self._noted, self.paused = trust.seen, trust.paused
 
     def _read(self, query: Callable[[sqlite3.Connection], T]) -> T:
@@ -223,9 +223,9 @@ class Retention:
             raise StoreError(f"store: the times of writes cannot be read: {error}") from error
 
 
-def _open_clock(seconds: float, connection: sqlite3.Connection) -> Clock:
+def _open_clock(seconds: float, wall: Callable[[], float], connection: sqlite3.Connection) -> Clock:
     (newest,) = connection.execute("SELECT max(latest) FROM writes").fetchone()
-    return Clock(seconds, noted(connection), newest)
+    return Clock(seconds, noted(connection), newest, wall)
 
 
 def noted(connection: sqlite3.Connection) -> Trust | None:

@@ -6,7 +6,8 @@ callers share the cost of an fsync, and each gets its answer only after the byte
 
 import shutil
 import sqlite3
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
@@ -60,6 +61,7 @@ class SQLiteStore(SQLiteReader, Store):
         retention: float = 0.0,
         disk: int | None = None,
         max_backlog: int = MAX_BACKLOG,
+        wall: Callable[[], float] = time.time,
     ) -> None:
         self._disk = disk
         self._connection: sqlite3.Connection
@@ -88,11 +90,11 @@ class SQLiteStore(SQLiteReader, Store):
         self._appender = Appender(history_epochs, history_responses, self._slice)
         self._version = 0  # SQLite's data_version, which changes when other connections write
         self._writer: GroupCommit[Write] = GroupCommit(self._commit, lambda: self._connection.close(), max_backlog)
-        self._checked = self._writer.submit(self._begin, 0)  # before any write
+        self._checked = self.submit(self._begin)  # before any write
         self._structure = StructureCheck(path)
         self._retention: Retention | None = None
         if retention:
-            self._retention = Retention(retention, self._writer.submit, lambda: connect_to_read(path), self._slice)
+            self._retention = Retention(retention, self.submit, lambda: connect_to_read(path), self._slice, wall)
             self._retention.start()
 
     @property
@@ -118,17 +120,21 @@ class SQLiteStore(SQLiteReader, Store):
         """See Store."""
         return self._retention.paused if self._retention else ""
 
+    def submit(self, write: Write, size: int = 0) -> "Future[Any]":
+        """Queues a write of about `size` bytes, which shares a transaction with others that wait."""
+        return self._writer.submit(write, size)
+
     def append(self, batch: ResponseBatch) -> "Future[None]":
         """See Store."""
-        return self._writer.submit(partial(self._appender.append, batch=batch), batch.size)
+        return self.submit(partial(self._appender.append, batch=batch), batch.size)
 
     def drop(self, namespace: str) -> "Future[int]":
         """See Store."""
-        return self._writer.submit(partial(depart, self._slice, namespace, None), 0)
+        return self.submit(partial(depart, self._slice, namespace, None))
 
     def rewind(self, namespace: str, epoch: int) -> "Future[int]":
         """See Store."""
-        return self._writer.submit(partial(depart, self._slice, namespace, epoch), 0)
+        return self.submit(partial(depart, self._slice, namespace, epoch))
 
     def save_estimator(self, namespace: str, state: bytes) -> "Future[None]":
         """See Store."""
@@ -137,7 +143,7 @@ class SQLiteStore(SQLiteReader, Store):
             connection.execute("INSERT OR IGNORE INTO namespaces (namespace, newest_epoch) VALUES (?, 0)", (namespace,))
             connection.execute("REPLACE INTO estimators (namespace, state) VALUES (?, ?)", (namespace, state))
 
-        return self._writer.submit(run, len(state))
+        return self.submit(run, len(state))
 
     def _commit(self, group: list[Work[Write]]) -> None:
         """Writes a group in one transaction; if that fails, each work alone, so that one cannot spoil the others."""
@@ -214,7 +220,7 @@ class SQLiteStore(SQLiteReader, Store):
         if self._small and (found := structural_damage(connection)):
             raise sqlite3.DatabaseError(found)
         for departure in departures(connection):  # that a crash left unfinished
-            self._writer.submit(partial(work_off, self._slice, departure), 0)
+            self.submit(partial(work_off, self._slice, departure))
 
     def wanted_first(self) -> Iterator[list[Problem]]:
         """See Store. Starts once the structure of a small file has been checked."""
@@ -237,7 +243,7 @@ class SQLiteStore(SQLiteReader, Store):
             return True
 
         with suppress(StoreError):
-            return bool(self._writer.submit(repaired, 0).result())
+            return bool(self.submit(repaired).result())
         return False
 
     def _repaired(self, reason: str) -> bool:

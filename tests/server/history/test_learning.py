@@ -232,7 +232,7 @@ def failing(connection: sqlite3.Connection) -> None:
 def held_up(store: SQLiteStore) -> Iterator[None]:
     """Nothing is saved during a drop."""
     gate = Latch()
-    store._writer.submit(lambda connection: gate.wait(), 0)
+    store.submit(lambda connection: gate.wait())
     try:
         yield
     finally:
@@ -246,7 +246,7 @@ async def test_only_what_changed_is_written(tmp_path: Path) -> None:
         states = {namespace: engine.estimator_state(namespace) for namespace in "ab"}
         assert store.estimators() == states
         written: list[str] = []
-        store._writer.submit(lambda connection: connection.set_trace_callback(written.append), 0).result()
+        store.submit(lambda connection: connection.set_trace_callback(written.append)).result()
         await history._learning.save()
         assert not any("estimators" in sql for sql in written)
         teach(engine, "b")
@@ -259,7 +259,7 @@ async def test_only_what_changed_is_written(tmp_path: Path) -> None:
 @pytest.mark.asyncio
 async def test_a_store_that_fails_costs_the_save_alone(tmp_path: Path) -> None:
     async with opened(tmp_path) as (engine, store, history):
-        store._writer.submit(failing, 0).result()
+        store.submit(failing).result()
         with capture_logs() as logs:
             await history._learning.save()
         assert [entry["event"] for entry in logs] == ["estimator not saved"]
@@ -267,7 +267,7 @@ async def test_a_store_that_fails_costs_the_save_alone(tmp_path: Path) -> None:
         assert history.counts.store_errors == 1
         assert store.estimators() == {}
         teach(engine, "a")
-        store._writer.submit(lambda connection: connection.execute("DROP TRIGGER fail"), 0).result()
+        store.submit(lambda connection: connection.execute("DROP TRIGGER fail")).result()
         await history._learning.save()
         assert store.estimators() == {namespace: engine.estimator_state(namespace) for namespace in "ab"}
 

@@ -178,7 +178,7 @@ def test_a_damaged_prompt_takes_its_responses_with_it(tmp_path: Path) -> None:
 def test_damage_that_is_met_while_writing_moves_the_store_to_a_new_file(tmp_path: Path) -> None:
     store = SQLiteStore(tmp_path, 8)
     put(store, b"kept")
-    store._checked.result()
+    store.submit(lambda _: None).result()  # after the check at the start
     met: list[int] = []
 
     def meet(connection: sqlite3.Connection) -> None:
@@ -187,7 +187,7 @@ def test_damage_that_is_met_while_writing_moves_the_store_to_a_new_file(tmp_path
             raise sqlite3.DatabaseError("database disk image is malformed")
 
     inode = (tmp_path / FILE_NAME).stat().st_ino
-    store._writer.submit(meet, 0).result()
+    store.submit(meet).result()
     put(store, b"next")
     assert [r.tokens for r in store.history(Problem("run", b"prompt.."))] == [b"kept", b"next"]
     assert (tmp_path / FILE_NAME).stat().st_ino != inode
@@ -202,7 +202,7 @@ def test_a_disk_that_damages_every_file_is_given_up(tmp_path: Path) -> None:
         raise sqlite3.DatabaseError("database disk image is malformed")
 
     with pytest.raises(StoreError, match="malformed"):
-        store._writer.submit(meet, 0).result()
+        store.submit(meet).result()
     assert len(aside(tmp_path)) == 3
     store.close()
 
@@ -416,7 +416,7 @@ def test_many_read_side_by_side_while_the_file_is_replaced(tmp_path: Path) -> No
     """Damage that several threads meet at once makes one new file, which all of them read."""
     whole = bytearray(fill(tmp_path))
     store = SQLiteStore(tmp_path, 8)
-    store._checked.result()
+    store.submit(lambda _: None).result()  # after the check at the start
     with sqlite3.connect(tmp_path / FILE_NAME) as connection:
         (root,) = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = 'prompts_by_digest'").fetchone()
     whole[(root - 1) * PAGE : root * PAGE] = random.Random(0).randbytes(PAGE)
