@@ -23,13 +23,13 @@ class GivenUp(Exception):  # noqa: N818 - not an error: the server stops before 
 
 
 class Progress:
-    """The progress of opening a store. Thread-safe. After `give_up`, `tell` and `wait` raise GivenUp."""
+    """The progress of opening a store. Thread-safe. After `give_up`, `report` and `wait` raise GivenUp."""
 
     def __init__(self) -> None:
         self._given_up = threading.Event()
         self.text = "being opened"
 
-    def tell(self, text: str) -> None:
+    def report(self, text: str) -> None:
         """Records what is being done. Call it between slices of long work."""
         self.text = text
         self.wait(0)
@@ -40,7 +40,7 @@ class Progress:
             raise GivenUp
 
     def give_up(self) -> None:
-        """Ends the opening at the next `tell` or `wait`."""
+        """Ends the opening at the next `report` or `wait`."""
         self._given_up.set()
 
 

@@ -230,7 +230,7 @@ def reach(store: Reader, where: Callable[[], Location], url_may_change: bool, pr
     started = time.monotonic()
     logged: float | None = None
     pause = FIRST_PAUSE
-    progress.tell(f"connecting to {where()}")
+    progress.report(f"connecting to {where()}")
     while True:
         try:
             newest = store.newest_epochs()
@@ -247,7 +247,7 @@ def reach(store: Reader, where: Callable[[], Location], url_may_change: bool, pr
             logged = now
             text = "the store does not answer; the server drafts from running sessions and retries"
             log.warning(text, store=str(where()), reason=str(why), seconds=round(now - started))
-        progress.tell(f"{where()} does not answer ({why}), trying again")
+        progress.report(f"{where()} does not answer ({why}), trying again")
         progress.wait(pause)
         pause = min(2 * pause, LAST_PAUSE)
     if logged is not None:

@@ -196,8 +196,8 @@ class RedisStore(Store):
         """Writes batches. Returns an error for each that was not written, None for the others."""
         # Retention may have deleted a problem, so every write lists it again.
         unknown = [work for work in works if self._retention or work.digest not in self._epochs]
-        strangers = self._introduce(works, unknown)
-        mine = [work for work in works if work.digest not in strangers]
+        collisions = self._list_problems(works, unknown)
+        mine = [work for work in works if work.digest not in collisions]
         writes: list[Command] = [
             ("HSET", work.key, *(part for pair in zip(work.fields, work.values, strict=True) for part in pair))
             for work in mine
@@ -221,10 +221,10 @@ class RedisStore(Store):
         if fresh:
             names = self._servers.run([("HKEYS", key) for key in fresh.values()])
             self._slide(dict(zip(fresh, names, strict=True)))
-        collision = StoreError("store: another problem has the same digest; nothing of this request is kept")
-        return [collision if work.digest in strangers else None for work in works]
+        error = StoreError("store: another problem has the same digest; nothing of this request is kept")
+        return [error if work.digest in collisions else None for work in works]
 
-    def _introduce(self, works: Sequence[_Append], unknown: Sequence[_Append]) -> set[bytes]:
+    def _list_problems(self, works: Sequence[_Append], unknown: Sequence[_Append]) -> set[bytes]:
         """Lists namespaces and problems. Returns digests that belong to another problem."""
         first: list[Command] = []
         for work in works:
@@ -310,15 +310,17 @@ class RedisStore(Store):
 
     # Reading
 
-    def history(self, problem: Problem, limit: int = 0, room: int | None = None) -> list[Record]:
+    def history(self, problem: Problem, limit: int = 0, max_bytes: int | None = None) -> list[Record]:
         """See Reader."""
         key = problem_key(digest_of(problem))
         about, names = self._read([("HGET", key, ABOUT), ("HKEYS", key)])
         if about is not None and not same(problem_of(about), problem):
             return []
-        return self._records(key, names, limit, room)
+        return self._records(key, names, limit, max_bytes)
 
-    def _records(self, key: bytes, names: Sequence[bytes], limit: int = 0, room: int | None = None) -> list[Record]:
+    def _records(
+        self, key: bytes, names: Sequence[bytes], limit: int = 0, max_bytes: int | None = None
+    ) -> list[Record]:
         """Returns the newest responses of a problem, oldest first, without damaged ones."""
         newest = response_names(names)[-min(limit or self._history_responses, self._history_responses) :]
         found: list[Record] = []
@@ -329,8 +331,8 @@ class RedisStore(Store):
             records = [self._unpacked(key, name, data) for name, data in zip(page, answers, strict=True)]
             intact = [record for record in records if record is not None]
             size += total_size(intact)
-            if room is not None:
-                within(room, size)
+            if max_bytes is not None:
+                within(max_bytes, size)
             found[:0] = intact
         return found
 

@@ -33,11 +33,11 @@ from histospec.server.stores.sqlite.file import besides
 
 log = structlog.get_logger()
 
-LOOK_SECONDS = 0.5  # between checks of the write-ahead log's size
+LOG_CHECK_SECONDS = 0.5  # between checks of the write-ahead log's size
 LOG_BYTES = 256 << 20  # of the write-ahead log; the check is not worth more
 
 COMMIT_BYTES = 4 << 20  # the most that a full disk may cost of the copied data
-SAY_SECONDS = 5.0
+LOG_SECONDS = 5.0
 NEIGHBOURS = 1000  # rows tried one by one after an unreadable one, before the steps grow
 
 
@@ -104,7 +104,7 @@ class StructureCheck:
             watch.join()
 
     def _watch(self, connection: sqlite3.Connection) -> None:
-        while not self._done.wait(LOOK_SECONDS):
+        while not self._done.wait(LOG_CHECK_SECONDS):
             if self._log_bytes() > LOG_BYTES:
                 self._given_up = True
                 reason = f"more than {shown(LOG_BYTES)} were written meanwhile; checksums still protect responses"
@@ -221,7 +221,7 @@ class _Copy:
 
     def all_responses(self) -> None:
         """Copies the intact responses that have a prompt."""
-        said = time.monotonic()
+        logged = time.monotonic()
         size = 0
         columns = f"id, {COLUMNS}"
         insert = f"INSERT OR IGNORE INTO responses ({columns}) VALUES ({', '.join('?' * len(columns.split(',')))})"
@@ -238,8 +238,8 @@ class _Copy:
             if size >= COMMIT_BYTES:
                 size = 0
                 self.keep()
-                if time.monotonic() - said > SAY_SECONDS:
-                    said = time.monotonic()
+                if time.monotonic() - logged > LOG_SECONDS:
+                    logged = time.monotonic()
                     log.warning("salvaging", responses=self.responses, damaged=self.damaged)
 
     def keep(self) -> None:

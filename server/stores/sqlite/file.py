@@ -123,7 +123,7 @@ def written_bytes(path: Path) -> int | None:
     return size
 
 
-def room(directory: Path) -> tuple[int, int] | None:
+def volume_space(directory: Path) -> tuple[int, int] | None:
     """Returns the free and total bytes of the volume of a directory; None if unknown."""
     try:
         total, _, free = shutil.disk_usage(directory)

@@ -119,12 +119,12 @@ class SQLiteReader(Reader):
             yield [problem for problem in found if problem is not None]
             first = end
 
-    def history(self, problem: Problem, limit: int = 0, room: int | None = None) -> list[Record]:
+    def history(self, problem: Problem, limit: int = 0, max_bytes: int | None = None) -> list[Record]:
         """See Reader."""
         numbers = [number for number, _ in self._newest(problem, limit)]
-        if room is not None:
+        if max_bytes is not None:
             size = f"SELECT total({SIZE}) FROM responses WHERE id IN "
-            within(room, sum(int(self._read(f"{size}({_marks(some)})", some)[0][0]) for some in _parts(numbers)))
+            within(max_bytes, sum(int(self._read(f"{size}({_marks(some)})", some)[0][0]) for some in _parts(numbers)))
         pages = [self._page(some) for some in _parts(numbers)]
         return [record for page in reversed(pages) for record in page]
 

@@ -31,7 +31,7 @@ from histospec.server.stores.sqlite.database import (
     open_store_file,
     recover,
 )
-from histospec.server.stores.sqlite.file import FILE_NAME, Files, Lock, room, written_bytes
+from histospec.server.stores.sqlite.file import FILE_NAME, Files, Lock, volume_space, written_bytes
 from histospec.server.stores.sqlite.reader import SQLiteReader
 from histospec.server.stores.sqlite.retention import Retention
 from histospec.server.stores.sqlite.writes import Again, Appender, Slice, Write, depart, departures, work_off
@@ -110,7 +110,7 @@ class SQLiteStore(SQLiteReader, Store):
     @property
     def size(self) -> StoreSize:
         """See Store."""
-        volume = room(self._path.parent)
+        volume = volume_space(self._path.parent)
         written = written_bytes(self._path)
         held = None if written is None else max(0, written - self._free_bytes)
         return StoreSize(held, self._disk, *(volume or (None, None)))

@@ -360,7 +360,7 @@ def test_a_look_that_is_cut_short_finds_nothing(
         return "malformed: Page 7 is never used"
 
     monkeypatch.setattr(sqlite_damage, "structural_damage", interrupted)
-    monkeypatch.setattr(sqlite_damage, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(sqlite_damage, "LOG_CHECK_SECONDS", 0.01)
     if why == "much is written":
         monkeypatch.setattr(sqlite_damage, "LOG_BYTES", 0)
     fill(tmp_path)
