@@ -45,7 +45,7 @@ def known_problems(client: DraftClient) -> Callable[[], Iterator[None]]:
         for epoch in range(EPOCHS):
             client.ingest(task.prompt, [Response(task.history[epoch])], epoch=epoch)
     texts = [text.tolist() for task in tasks for text in (task.history[EPOCHS], *task.texts)]
-    prompts = [task.prompt for task in tasks for _ in range(2)]
+    prompts = [task.prompt.tolist() for task in tasks for _ in range(2)]
     return lambda: roll_out(client, prompts, texts, EPOCHS, seeds=range(len(texts)))
 
 

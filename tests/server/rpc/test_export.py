@@ -191,8 +191,7 @@ def test_a_drain_ends_exports(large: Server, wire: Wire) -> None:
 
 
 def test_a_token_that_is_taken_back_ends_its_export(start_server: Starter, tmp_path: Path, connect: Connector) -> None:
-    (tmp_path / "tokens.toml").write_text(TOKENS)
-    server = start_server("--tokens", str(tmp_path / "tokens.toml"))
+    server = start_server(*with_tokens(tmp_path, **TOKENS))
     stub = connect(server.endpoint).stub
     held = [pb.Response(tokens=tokens(*[1] * LARGE), epoch=0)]
     for number in range(64):
@@ -200,7 +199,7 @@ def test_a_token_that_is_taken_back_ends_its_export(start_server: Starter, tmp_p
         stub.Import(request, metadata=(("authorization", "Bearer operator-secret-0123456789"),))
     call = begin(stub, "", "operator-secret-0123456789")
     next(call)
-    (tmp_path / "tokens.toml").write_text(TOKENS.replace("operator-secret", "another-secret"))
+    with_tokens(tmp_path, worker=TOKENS["worker"])
 
     def gone() -> bool:
         try:

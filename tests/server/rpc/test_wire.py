@@ -34,8 +34,8 @@ def packed(dtype: str, values: st.SearchStrategy, most: int = 4) -> st.SearchStr
 
 def step(rows: list[tuple[int, int, list[int]]]) -> pb.Step:
     """Returns a consistent step; a row has a session, its position and its tokens."""
-    sessions, positions, texts = ([row[column] for row in rows] for column in range(3))
-    return Wire.step(sessions, texts, positions, max_tokens=4)
+    sessions, positions = [session for session, _, _ in rows], [position for _, position, _ in rows]
+    return Wire.step(sessions, [text for _, _, text in rows], positions, max_tokens=4)
 
 
 WIDE = packed("<i4", st.integers(-1, 2**31 - 1), 12) | st.binary(max_size=9)
