@@ -50,7 +50,7 @@ class Pacer:
         await asyncio.sleep(0)
 
 
-async def close(sessions: Sequence[int], close_one: Callable[[int], None]) -> None:
+async def close(sessions: Sequence[int], close_one: Callable[[int], object]) -> None:
     """Closes all sessions, in slices."""
     pacer = Pacer()
     for session in sessions:
