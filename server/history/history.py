@@ -18,7 +18,6 @@ from histospec.server.history.learning import Learning
 from histospec.server.history.loading import Loading
 from histospec.server.history.namespaces import Namespaces
 from histospec.server.history.read_through import WAITING, ReadThrough
-from histospec.server.history.stored_lines import StoredLines
 from histospec.server.history.unfinished import Unfinished
 from histospec.server.stores.interface import Problem, Reader, Record, ResponseBatch, Store
 
@@ -40,7 +39,6 @@ class History:
         self._read_through = ReadThrough(store, self._indexing, self.counts, self._gaps)
         self.loading = Loading(store, self._read_through, self._gaps, self.counts, self._indexing.share)
         self._epoch_watch = EpochWatch(store, self.epochs)
-        self._stored_lines = StoredLines()
         self._unfinished = Unfinished()
         self._open = False
         self._wanted: set[Problem] = set()  # used while the store is not open
@@ -144,9 +142,7 @@ class History:
         await self._read_through.settled(batch.problem)
         with self.counts.store_request():
             await asyncio.wrap_future(self._store.append(batch))
-        self.counts.stored_responses += len(batch.records)
-        self.counts.stored_tokens += batch.tokens
-        self._stored_lines.add(batch)
+        self.counts.stored(batch)
 
     async def get(self, problem: Problem, limit: int, room: int) -> list[Record]:
         """Returns the stored responses, oldest first. Raises StoreError, and LimitExceeded beyond `room` bytes."""
@@ -218,7 +214,7 @@ class History:
                 await self._learning.close()
         finally:
             await asyncio.to_thread(self._close)
-            self._stored_lines.flush()
+            self.counts.log_stored()
 
     def _close(self) -> None:
         self._indexing.close()
