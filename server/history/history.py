@@ -10,13 +10,11 @@ from histospec.native import Engine
 from histospec.server.errors import StoreBusy, StoreFull, StoreOpening
 from histospec.server.history.back_pressure import CROWDED, LONGEST_WAIT, LOOK_SECONDS, BackPressure
 from histospec.server.history.counts import Counts
-from histospec.server.history.epoch_watch import EpochWatch
-from histospec.server.history.epochs import Epochs
 from histospec.server.history.gaps import Gaps
 from histospec.server.history.indexing import Indexing
 from histospec.server.history.learning import Learning
 from histospec.server.history.loading import Loading
-from histospec.server.history.namespaces import Namespaces
+from histospec.server.history.namespaces import WATCH_SECONDS, Epochs, Namespaces
 from histospec.server.history.read_through import WAITING, ReadThrough
 from histospec.server.history.unfinished import Unfinished
 from histospec.server.stores.interface import Problem, Reader, Record, ResponseBatch, Store
@@ -27,9 +25,9 @@ T = TypeVar("T")
 class History:
     """The finished responses of all problems of this shard. Decides when the store and the index receive each one."""
 
-    def __init__(self, engine: Engine, store: Store, max_namespaces: int) -> None:
+    def __init__(self, engine: Engine, store: Store, max_namespaces: int, watch_seconds: float = WATCH_SECONDS) -> None:
         self.counts = Counts()
-        self.epochs = Epochs({})
+        self.epochs = Epochs(store, watch_seconds)
         self.namespaces = Namespaces(max_namespaces)
         self.back_pressure = BackPressure(engine, store)
         self._store = store
@@ -38,7 +36,6 @@ class History:
         self._gaps = Gaps(engine, whole=False)
         self._read_through = ReadThrough(store, self._indexing, self.counts, self._gaps)
         self.loading = Loading(store, self._read_through, self._gaps, self.counts, self._indexing.share)
-        self._epoch_watch = EpochWatch(store, self.epochs)
         self._unfinished = Unfinished()
         self._open = False
         self._wanted: set[Problem] = set()  # used while the store is not open
@@ -52,7 +49,7 @@ class History:
 
     async def open(self, newest: dict[str, int]) -> None:
         """Starts to use the open store. `newest` holds its namespaces and their newest epochs."""
-        self.epochs.merge(newest, self.epochs.setbacks)
+        self.epochs.merge(newest)
         self.namespaces.know(newest)
         await asyncio.to_thread(self._learning.restore)
         self._open = True
@@ -70,7 +67,7 @@ class History:
         if not self._open:
             await self.open(await asyncio.to_thread(self._store.newest_epochs))
         self._learning.start()
-        self._epoch_watch.start()
+        self.epochs.watch()
         self.loading.start()
 
     @property
@@ -176,7 +173,7 @@ class History:
         async with self._forgetting(namespace):
             with self.counts.store_request():
                 dropped = await asyncio.wrap_future(self._store.drop(namespace))
-            self.epochs.forget(namespace)
+            self.epochs.set_back(namespace, None)
             async with self._read_through.still():
                 await self._indexing.drop(namespace)
         self.namespaces.forget(namespace)
@@ -191,7 +188,7 @@ class History:
         async with self._forgetting(namespace):
             with self.counts.store_request():
                 forgotten = await asyncio.wrap_future(self._store.rewind(namespace, epoch))
-            self.epochs.rewind(namespace, epoch)
+            self.epochs.set_back(namespace, epoch)
             async with self._read_through.still():
                 await self._indexing.drop(namespace, keep_learned=True)
         self._gaps.add(namespace)  # the older epochs, which the index no longer has
@@ -206,7 +203,7 @@ class History:
     async def close(self) -> None:
         """Finishes pending work, stops loading, saves the estimators and closes the store."""
         await self.loading.close()
-        await self._epoch_watch.stop()
+        await self.epochs.close()
         await self._unfinished.wait()
         await self._read_through.close()
         try:
@@ -218,5 +215,4 @@ class History:
 
     def _close(self) -> None:
         self._indexing.close()
-        self._epoch_watch.close()
         self._store.close()

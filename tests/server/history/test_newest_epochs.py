@@ -11,7 +11,6 @@ from structlog.testing import capture_logs
 
 from histospec.native import Engine
 from histospec.server.errors import StoreError
-from histospec.server.history import epoch_watch
 from histospec.server.history.history import History
 from histospec.server.stores.sqlite.store import SQLiteStore
 from tests.support.batches import put
@@ -24,11 +23,9 @@ pytestmark = pytest.mark.asyncio
 async def both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[History, SQLiteStore]]:
     """Returns a history that takes its store for a shared one, and the store, which holds epoch 5 of `run`."""
     monkeypatch.setattr(SQLiteStore, "whole_at_start", False)
-    monkeypatch.setattr(epoch_watch, "WATCH_SECONDS", 0.01)
     store = SQLiteStore(tmp_path, 8)
     put(store, b"aaaa", 5)
-    engine = Engine(1 << 26)
-    history = History(engine, store, 4096)
+    history = History(Engine(1 << 26), store, 4096, watch_seconds=0.01)
     await history.load()
     yield history, store
     await history.close()
