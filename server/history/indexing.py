@@ -41,6 +41,10 @@ class Indexing:
         prompt = np.frombuffer(problem.prompt, INT32)
         return self._engine.knows(problem.namespace, prompt, problem=problem.name or None)
 
+    def evicted(self) -> bool:
+        """Returns whether the index has ever evicted responses."""
+        return self._engine.evicted()
+
     async def add(self, batch: ResponseBatch) -> None:
         """Indexes a new batch in the indexing thread, in the order of calls."""
         await asyncio.get_running_loop().run_in_executor(self._thread, self.build, batch)
@@ -50,17 +54,19 @@ class Indexing:
         for some in self._pieces(batch.records):
             self._ingest(batch.problem, some)
 
-    async def restore(self, problem: Problem, records: list[Record]) -> None:
-        """Runs `build_stored` in the indexing thread, in the order of calls."""
-        await asyncio.get_running_loop().run_in_executor(self._thread, self.build_stored, problem, records)
+    def restore(self, problem: Problem, records: list[Record], ahead: bool) -> None:
+        """Indexes responses, oldest first, that are older than all indexed responses of the problem. Blocks.
 
-    def build_stored(self, problem: Problem, records: list[Record], ahead: bool = False) -> None:
-        """Indexes responses, oldest first, that are older than all indexed responses of the problem.
-
-        Runs in the caller's thread, in pieces, newest piece first: each goes before the indexed ones. `ahead`: no
-        caller has asked for the problem yet.
+        Builds in the indexing thread, in the order of calls. `ahead`: no caller has asked for the problem yet, and the
+        caller's thread builds.
         """
-        for some in reversed(list(self._pieces(records))):
+        if ahead:
+            self._restore(problem, records, ahead)
+        else:
+            self._thread.submit(self._restore, problem, records, ahead).result()
+
+    def _restore(self, problem: Problem, records: list[Record], ahead: bool) -> None:
+        for some in reversed(list(self._pieces(records))):  # newest first: each goes before the indexed ones
             self._ingest(problem, some, stored=True, ahead=ahead)
 
     def _pieces(self, records: list[Record]) -> Iterator[list[Record]]:

@@ -14,8 +14,7 @@ import structlog
 
 from histospec.server.errors import StoreError
 from histospec.server.history.counts import Counts
-from histospec.server.history.gaps import Gaps
-from histospec.server.history.read_through import Loaded, ReadThrough
+from histospec.server.history.missing import Loaded, Missing
 from histospec.server.machine import cpu_limit
 from histospec.server.stores.interface import Problem, Store
 
@@ -39,19 +38,15 @@ class Loading:
 
     Args:
         store: loaded only if its `whole_at_start` is true.
-        read_through: reads and indexes the problems.
-        gaps: learns when the index has everything that the store had.
+        missing: reads the problems that the index lacks.
         counts: records whether loading is running.
         share: returns the share of the memory budget that the index uses.
 
     """
 
-    def __init__(
-        self, store: Store, read_through: ReadThrough, gaps: Gaps, counts: Counts, share: Callable[[], float]
-    ) -> None:
+    def __init__(self, store: Store, missing: Missing, counts: Counts, share: Callable[[], float]) -> None:
         self._store = store
-        self._read_through = read_through
-        self._gaps = gaps
+        self._missing = missing
         self._counts = counts
         self._share = share
         self._threads = ThreadPoolExecutor(threads(), thread_name_prefix="load")
@@ -106,7 +101,7 @@ class Loading:
             return
         about = {"responses": self._loaded.responses, "tokens": self._loaded.tokens, "seconds": self._seconds()}
         if self._loaded.whole:
-            self._gaps.loaded()
+            self._missing.loaded()
             self.progress = "loaded"
             log.info("loaded", **about)
         else:
@@ -124,8 +119,8 @@ class Loading:
                 if page is None:
                     return
                 with suppress(asyncio.TimeoutError):
-                    await asyncio.wait_for(self._read_through.calm(), PATIENCE)
-                self._add(await self._read_through.load(page, self._threads, self._goes_on))
+                    await asyncio.wait_for(self._missing.calm(), PATIENCE)
+                self._add(await self._missing.load(page, self._threads, self._goes_on))
         except BaseException:
             self._failed = True
             raise

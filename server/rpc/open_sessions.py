@@ -26,7 +26,7 @@ class Origin(NamedTuple):
 
     problem: Problem
     seed: int | None
-    life: object  # life of its namespace, see History.store
+    generation: int  # of its namespace, for History.commit
 
 
 class OpenSessions:
@@ -66,8 +66,7 @@ class OpenSessions:
         # It drops its seed: there, the seed would name the response after the first prompt.
         seed = opening.seed if named == len(problem.prompt) else None
         problem = problem._replace(prompt=problem.prompt[:named])
-        self._origins[opening.session] = Origin(problem, seed, self._history.life(problem.namespace))
-        self._history.want(problem)
+        self._origins[opening.session] = Origin(problem, seed, self._history.want(problem))
 
     async def _open_in_engine(self, opening: wire.Open) -> int:
         open_session = functools.partial(
@@ -101,7 +100,7 @@ class OpenSessions:
         self._history.epochs.saw(batch)
         self._engine.close(number, commit=True, epoch=epoch, alternatives=close.alternatives)
         del self._ids[close.session], self._origins[close.session]
-        return Commit(close.session, batch, origin.life)
+        return Commit(close.session, batch, origin.generation)
 
     def forget(self, session: int) -> None:
         """Closes a session without a commit, if it is open."""

@@ -14,12 +14,10 @@ from histospec.native import Engine
 from histospec.protocol.names import LIMITS
 from histospec.server.errors import Unavailable
 from histospec.server.history.history import History
-from histospec.server.history.importing import Importing
 from histospec.server.observability.metrics import Metrics
 from histospec.server.rpc import wire
 from histospec.server.rpc.draft_stream import DraftStream
 from histospec.server.rpc.export import Exports
-from histospec.server.rpc.ingest import ingest
 from histospec.server.rpc.inspection import inspect
 from histospec.server.rpc.slices import SESSION_WORK, Pacer
 from histospec.server.security.access import Access, Permit
@@ -42,7 +40,6 @@ class DraftService(pb_grpc.DraftServiceServicer):
         self._config = config
         self._access = access
         self._exports = Exports(history)
-        self._importing = Importing(history)
         self._streams: set[DraftStream] = set()
         self._draining = False
         self.shards: list[ShardAddress] = []
@@ -87,7 +84,7 @@ class DraftService(pb_grpc.DraftServiceServicer):
         """See draft.proto."""
         self._permit(context).require("write", request.namespace)
         batch, _ = wire.ingest(request, self._config, self._history.epochs.newest(request.namespace))
-        await ingest(self._history, batch, context.peer(), explicit_epoch=request.HasField("epoch"))
+        await self._history.add(batch, context.peer(), explicit_epoch=request.HasField("epoch"))
         return pb.IngestResponse(responses=len(batch.records), tokens=batch.tokens)
 
     async def History(self, request: pb.HistoryRequest, context: Context) -> bytes:  # type: ignore[override]  # noqa: N802
@@ -196,5 +193,5 @@ class DraftService(pb_grpc.DraftServiceServicer):
         """See draft.proto."""
         self._permit(context).require("admin", request.namespace)
         problems = await asyncio.to_thread(wire.imported, request, self._config)
-        added = await self._importing.add(request.namespace, problems, request.estimator)
+        added = await self._history.import_lacking(request.namespace, problems, request.estimator)
         return pb.ImportResponse(responses=added.responses, tokens=added.tokens, learned=added.learned)

@@ -28,8 +28,8 @@ from numpy.typing import NDArray
 from histospec.protocol.arrays import INT32
 from histospec.server.errors import InvalidRequest, LimitExceeded
 from histospec.server.history.history import History
+from histospec.server.logs.lines import Throttle
 from histospec.server.rpc import encoded, wire
-from histospec.server.rpc.ingest import THROTTLE, ingest
 from histospec.server.rpc.visits import Visits
 from histospec.server.security.access import Access
 from histospec.server.settings.config import Config
@@ -38,6 +38,8 @@ from histospec.specrl import rollout_cache_pb2_grpc as pb_grpc
 from histospec.v1 import draft_pb2
 
 log = structlog.get_logger()
+
+THROTTLE = Throttle(lines=200)
 
 AT_ONCE = 8
 """Updates that the server reads, stores and indexes at the same time; others wait in the order of their arrival."""
@@ -98,7 +100,7 @@ class RolloutCacheService(pb_grpc.RolloutCacheServiceServicer):
         if batch.records:
             self._visits.note(prompt_hash, burst, epoch)
             self._history.epochs.saw(batch)  # before it is stored: other prompts of this burst are arriving
-        await ingest(self._history, batch, peer, patience=until - time.monotonic())
+        await self._history.add(batch, peer, patience=until - time.monotonic())
 
     async def _translated(self, request: Update) -> draft_pb2.IngestRequest:
         """Returns the update as an IngestRequest, without its empty responses.

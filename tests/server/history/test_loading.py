@@ -16,7 +16,7 @@ from structlog.testing import capture_logs
 from histospec.native import Engine
 from histospec.server.errors import StoreError
 from histospec.server.history import loading as background
-from histospec.server.history import read_through
+from histospec.server.history import missing
 from histospec.server.history.history import History
 from histospec.server.history.indexing import Indexing
 from histospec.server.rpc import wire
@@ -24,7 +24,7 @@ from histospec.server.rpc.open_sessions import OpenSessions
 from histospec.server.stores.interface import Problem, Record, ResponseBatch
 from histospec.server.stores.sqlite import reader as sqlite_reader
 from histospec.server.stores.sqlite.store import SQLiteStore
-from tests.support.waiting import Latch, until
+from tests.support.waiting import Latch
 
 pytestmark = pytest.mark.asyncio
 
@@ -89,7 +89,7 @@ def stored(store: SQLiteStore, of: Problem) -> Counter[tuple[bytes, int]]:
 
 
 async def settled(history: History) -> None:
-    await until(lambda: not history._read_through._reading, "something is being read for ever")
+    await history._missing.calm()
 
 
 async def everything_is_found(engine: Engine, store: SQLiteStore, history: History) -> None:
@@ -136,7 +136,7 @@ class Callers:
         await self._pause()
         epoch = self._history.epochs.newest(namespace) + self._random.randrange(2)
         commit = self._sessions.commit(wire.Close(session, True, epoch, None, b"", len(text), 0, b""), epoch)
-        await self._history.store(commit.batch, commit.life)
+        await self._history.commit(commit.batch, commit.generation)
 
     async def _ingest(self, namespace: str, number: int) -> None:
         epoch = self._history.epochs.newest(namespace)
@@ -156,22 +156,22 @@ async def test_the_index_has_what_the_store_has_whatever_callers_do_while_it_is_
 ) -> None:
     monkeypatch.setattr(sqlite_reader, "PROBLEMS_AT_ONCE", 2)
     monkeypatch.setattr(sqlite_reader, "ROWS", 3)
-    monkeypatch.setattr(read_through, "WAITING", 2 if seed % 2 else 4096)  # some reads are skipped
+    monkeypatch.setattr(missing, "WAITING", 2 if seed % 2 else 4096)  # some reads are skipped
     monkeypatch.setattr(background, "threads", lambda: 3)
-    build = Indexing.build_stored
+    restore = Indexing.restore
 
     def slowly(*arguments: Any) -> None:
         time.sleep(0.002)  # so that loading and callers overlap
-        build(*arguments)
+        restore(*arguments)
 
-    monkeypatch.setattr(Indexing, "build_stored", slowly)
+    monkeypatch.setattr(Indexing, "restore", slowly)
     texts = Texts()
     fill(tmp_path, texts)
     async with opened(tmp_path) as (engine, store, history):
         callers = [Callers(engine, history, texts, 100 * seed + n) for n in range(8)]
         await asyncio.gather(*(one.run(60) for one in callers))
         await history.loading.done.wait()
-        monkeypatch.setattr(read_through, "WAITING", 4096)
+        monkeypatch.setattr(missing, "WAITING", 4096)
         await everything_is_found(engine, store, history)
         engine.check_integrity()
 

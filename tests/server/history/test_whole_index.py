@@ -87,9 +87,9 @@ async def test_what_was_ingested_during_a_drop_is_read(history: Noting) -> None:
 
 
 async def test_what_a_session_from_before_a_drop_leaves_is_read(history: Noting) -> None:
-    life = history.life("run")
+    generation = history.want(NEW)
     await history.drop("run")
-    await history.store(batch(NEW), life)
+    await history.commit(batch(NEW), generation)
     await history.add(batch(KNOWN))
     assert history.reads == [KNOWN]
 

@@ -11,7 +11,7 @@ import pytest
 
 from histospec.native import Engine
 from histospec.server.errors import StoreFull
-from histospec.server.history import back_pressure
+from histospec.server.history import history
 from histospec.server.history.history import History
 from histospec.server.stores.interface import Problem, Record, ResponseBatch
 from histospec.server.stores.sqlite.store import SQLiteStore
@@ -118,14 +118,14 @@ def test_ingests_wait_while_commits_fill_the_queue_of_the_store(tmp_path: Path) 
         mine = History(Engine(1 << 24), store, 10)
         await mine.load()
         gate = blocked(store)
-        commit = asyncio.create_task(mine.store(batch(250_000, b"one."), mine.life("run")))
+        commit = asyncio.create_task(mine.commit(batch(250_000, b"one."), mine.want(Problem("run", b"one."))))
         try:
             await until(lambda: store.waiting_bytes > 0)
             with pytest.raises(StoreFull, match="faster than the store and the index can take them; try later"):
                 await mine.add(batch(25_000, b"two."), patience=0.0)
             adding = [asyncio.create_task(mine.add(batch(tokens, b"two."), patience=60.0)) for tokens in (25_000, 1)]
             larger = asyncio.create_task(mine.add(batch(500_000, b"two."), patience=60.0))  # than the whole queue
-            await asyncio.wait([*adding, larger], timeout=10 * back_pressure.LOOK_SECONDS)
+            await asyncio.wait([*adding, larger], timeout=10 * history.CHECK_SECONDS)
             assert [task.done() for task in (*adding, larger)] == [False] * 3
         finally:
             gate.set()
@@ -166,7 +166,7 @@ def test_an_ingest_waits_again_if_commits_take_its_room(tmp_path: Path, monkeypa
 
 def test_ingests_wait_for_the_index_before_they_are_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise, callers that ingest faster than segments are built would fill the memory with stored responses."""
-    monkeypatch.setattr(back_pressure, "UNINDEXED", 3000)
+    monkeypatch.setattr(history, "MAX_UNINDEXED", 3000)
 
     async def run() -> None:
         engine = SlowEngine()
@@ -179,7 +179,7 @@ def test_ingests_wait_for_the_index_before_they_are_stored(tmp_path: Path, monke
         ]
         try:
             await until(lambda: store.count() >= 2)
-            await asyncio.sleep(10 * back_pressure.LOOK_SECONDS)  # enough time for the others to check
+            await asyncio.sleep(10 * history.CHECK_SECONDS)  # enough time for the others to check
             stored = store.count()
         finally:
             engine.may.set()
