@@ -83,9 +83,9 @@ class History:
         self._engine = engine
         self._store = store
         self._indexing = Indexing(engine)
-        self._missing = Missing(store, self._indexing, self.counts)
+        self.missing = Missing(store, self._indexing, self.counts)
         self._learning = Learning(engine, store, self.counts)
-        self.loading = Loading(store, self._missing, self.counts, self._indexing.share)
+        self.loading = Loading(store, self.missing, self.counts, self._indexing.share)
         self._tasks = ShieldedTasks()
         self._importing = asyncio.Lock()  # each import must see what the one before it stored
         self._unindexed = 0  # bytes of ingests that wait for the store and the index
@@ -121,7 +121,7 @@ class History:
         self.namespaces.know(newest)
         await asyncio.to_thread(self._learning.restore)
         self._open = True
-        self._missing.open()
+        self.missing.open()
 
     async def load(self) -> None:
         """Starts to index the contents of the store, and to save estimators.
@@ -141,7 +141,7 @@ class History:
         await self.loading.close()
         await self.epochs.close()
         await self._tasks.wait()
-        await self._missing.close()
+        await self.missing.close()
         try:
             if self._open:  # otherwise the new estimators would replace the saved ones
                 await self._learning.close()
@@ -151,18 +151,6 @@ class History:
             self.counts.log_stored()
 
     # New responses
-
-    def want(self, problem: Problem, known: bool = False) -> int:
-        """Starts to read the problem into the index if the index lacks it. Never waits.
-
-        Returns the generation for `commit`. Call it before the index receives a response.
-
-        Args:
-            problem: of a session that begins.
-            known: whether the caller knows that the index has finished responses of it; if not, `want` asks the index.
-
-        """
-        return self._missing.want(problem, known)
 
     async def add(
         self, batch: ResponseBatch, source: str = "", explicit_epoch: bool = False, patience: float = LONGEST_WAIT
@@ -232,13 +220,13 @@ class History:
 
     async def _store_and_index(self, batch: ResponseBatch) -> None:
         try:
-            async with self._missing.storing(batch.problem, self._missing.want(batch.problem)):
+            async with self.missing.storing(batch.problem, self.missing.want(batch.problem)):
                 await self._append(batch)
                 self.epochs.saw(batch)
                 try:
                     await self._indexing.add(batch)
                 except BaseException:
-                    self._missing.add(batch.problem)
+                    self.missing.add(batch.problem)
                     raise
         finally:
             self._unindexed -= batch.size
@@ -253,9 +241,9 @@ class History:
         return self.opening or ("" if await self._room(time.monotonic() + LONGEST_WAIT) else CROWDED)
 
     async def commit(self, batch: ResponseBatch, generation: int) -> None:
-        """Stores responses that the index received after `want` returned the generation. Raises StoreError."""
+        """Stores responses that the index received after `missing.want` returned the generation. Raises StoreError."""
         self.require_open()
-        async with self._missing.storing(batch.problem, generation):
+        async with self.missing.storing(batch.problem, generation):
             await self._append(batch)
 
     async def import_lacking(
@@ -321,12 +309,12 @@ class History:
     async def _forget(self, namespace: str, epoch: int | None) -> int:
         rewinds = epoch is not None
         async with self._learning.forgetting(namespace):
-            with self._missing.forgetting(namespace, keeps=rewinds):
+            with self.missing.forgetting(namespace, keeps=rewinds):
                 with self.counts.store_request():
                     deleting = self._store.drop(namespace) if epoch is None else self._store.rewind(namespace, epoch)
                     deleted = await asyncio.wrap_future(deleting)
                 self.epochs.set_back(namespace, epoch)
-                async with self._missing.still():
+                async with self.missing.still():
                     await self._indexing.drop(namespace, keep_learned=rewinds)
         if not rewinds:
             self.namespaces.forget(namespace)

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -33,7 +32,8 @@ class Indexing:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         least, most = INDEX_TOKENS
-        self._piece = min(most, max(least, engine.memory_budget() // INDEX_PART // BUILD_BYTES))
+        tokens = min(most, max(least, engine.memory_budget() // INDEX_PART // BUILD_BYTES))
+        self._piece_bytes = tokens * INT32.itemsize
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="index")
 
     def holds(self, problem: Problem) -> bool:
@@ -47,12 +47,7 @@ class Indexing:
 
     async def add(self, batch: ResponseBatch) -> None:
         """Indexes a new batch in the indexing thread, in the order of calls."""
-        await asyncio.get_running_loop().run_in_executor(self._thread, self.build, batch)
-
-    def build(self, batch: ResponseBatch) -> None:
-        """Indexes a new batch in the caller's thread, in pieces."""
-        for some in self._pieces(batch.records):
-            self._ingest(batch.problem, some)
+        await asyncio.get_running_loop().run_in_executor(self._thread, self.build, batch.problem, batch.records)
 
     def restore(self, problem: Problem, records: list[Record], ahead: bool) -> None:
         """Indexes responses, oldest first, that are older than all indexed responses of the problem. Blocks.
@@ -61,27 +56,24 @@ class Indexing:
         caller's thread builds.
         """
         if ahead:
-            self._restore(problem, records, ahead)
+            self.build(problem, records, stored=True, ahead=True)
         else:
-            self._thread.submit(self._restore, problem, records, ahead).result()
+            self._thread.submit(self.build, problem, records, stored=True).result()
 
-    def _restore(self, problem: Problem, records: list[Record], ahead: bool) -> None:
-        for some in reversed(list(self._pieces(records))):  # newest first: each goes before the indexed ones
-            self._ingest(problem, some, stored=True, ahead=ahead)
-
-    def _pieces(self, records: list[Record]) -> Iterator[list[Record]]:
-        some: list[Record] = []
-        size = 0
+    def build(self, problem: Problem, records: list[Record], stored: bool = False, ahead: bool = False) -> None:
+        """Indexes responses in the caller's thread, in pieces. `stored` and `ahead`: see `Engine.ingest`."""
+        pieces: list[list[Record]] = []
+        size = self._piece_bytes
         for record in records:
-            if some and size + len(record.tokens) > self._piece * INT32.itemsize:
-                yield some
-                some, size = [], 0
-            some.append(record)
+            if size + len(record.tokens) > self._piece_bytes:
+                pieces.append([])
+                size = 0
+            pieces[-1].append(record)
             size += len(record.tokens)
-        if some:
-            yield some
+        for some in reversed(pieces) if stored else pieces:  # each stored piece goes before the indexed ones
+            self._ingest(problem, some, stored, ahead)
 
-    def _ingest(self, problem: Problem, records: list[Record], stored: bool = False, ahead: bool = False) -> None:
+    def _ingest(self, problem: Problem, records: list[Record], stored: bool, ahead: bool) -> None:
         masks = [np.frombuffer(r.generated, np.uint8) if r.generated else None for r in records]
         self._engine.ingest(
             problem.namespace,

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterat
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import structlog
 import xxhash
@@ -34,29 +34,26 @@ ABSENT = 100_000  # problems remembered as absent from the store ...
 ABSENT_SECONDS = 30.0  # ... for this time: another shard may have stored them meanwhile
 
 
-class Loaded(NamedTuple):
-    """The result of loading problems."""
-
-    responses: int = 0
-    """Indexed responses."""
-    tokens: int = 0
-    epoch: int = 0
-    """The epoch of the last one."""
-    whole: bool = True
-    """Whether all of them were read."""
-
-
 @dataclass
-class _Reading:
+class Reading:
     """Problems that one thread reads and indexes, one after the other, and how far it has come."""
 
-    problems: list[tuple[Problem, bool]]
+    problems: list[tuple[Problem, bool]] = field(default_factory=list)
     """With each one, whether the index has a part of it."""
     done: list[Problem] = field(default_factory=list)
     failed: Problem | None = None
     found: bool = False
     """Whether the store had responses."""
-    loaded: Loaded = field(default_factory=Loaded)
+    responses: int = 0
+    """Indexed responses."""
+    tokens: int = 0
+    epoch: int = 0
+    """The epoch of the last one."""
+
+    @property
+    def whole(self) -> bool:
+        """Whether all of the problems were read."""
+        return len(self.done) == len(self.problems)
 
     def run(self, store: Store, indexing: Indexing, ahead: bool, go_on: Callable[[], bool]) -> None:
         """Blocks. Raises the errors of the store and the index."""
@@ -69,9 +66,9 @@ class _Reading:
                 self.found |= bool(records)
                 if some := lacking(held, records):
                     indexing.restore(problem, some, ahead)
-                    tokens = sum(len(record.tokens) for record in some) // INT32.itemsize
-                    so_far = self.loaded
-                    self.loaded = Loaded(so_far.responses + len(some), so_far.tokens + tokens, some[-1].epoch)
+                    self.responses += len(some)
+                    self.tokens += sum(len(record.tokens) for record in some) // INT32.itemsize
+                    self.epoch = some[-1].epoch
             self.failed = None
             self.done.append(problem)
 
@@ -186,8 +183,6 @@ class Missing:
         def over(_: object) -> None:
             for problem in claimed:
                 del self._reading[problem]
-            if not task.cancelled():
-                task.exception()  # retrieve it: the caller may have left, and asyncio would log it
 
         task.add_done_callback(over)
         return task
@@ -215,28 +210,26 @@ class Missing:
         while self._on_demand:
             await asyncio.wait(self._on_demand)
 
-    async def load(self, problems: Iterable[Problem], threads: Executor, go_on: Callable[[], bool]) -> Loaded:
+    async def load(self, problems: Iterable[Problem], threads: Executor, go_on: Callable[[], bool]) -> Reading:
         """Reads those problems that the index lacks in one of the threads, while `go_on()` is true.
 
         Raises StoreError and the errors of the index; then some problems are not read.
         """
         wanted = {problem.identity: problem for problem in problems if self._lacks(problem)}
         if not wanted:
-            return Loaded()
-        work = self._run(list(wanted.values()), threads, True, go_on)
-        reading = await asyncio.shield(self._begin(wanted, work))
-        return reading.loaded._replace(whole=len(reading.done) == len(wanted))
+            return Reading()
+        return await self._begin(wanted, self._run(list(wanted.values()), threads, True, go_on))
 
     async def _run(
         self, problems: list[Problem], threads: Executor, ahead: bool = False, go_on: Callable[[], bool] = lambda: True
-    ) -> _Reading:
+    ) -> Reading:
         """Reads problems in one of the threads when no drop or rewind is active. `ahead`: no caller wants them yet."""
         while not self._go.is_set():
             await self._go.wait()
         task = asyncio.current_task()
         assert task is not None
         self._running.add(task)
-        reading = _Reading([(problem, self._has_part(problem)) for problem in problems])
+        reading = Reading([(problem, self._has_part(problem)) for problem in problems])
         try:
             run = asyncio.get_running_loop().run_in_executor
             await run(threads, reading.run, self._store, self._indexing, ahead, go_on)
@@ -246,7 +239,7 @@ class Missing:
                 self._parts.pop(_digest(problem), None)
             if reading.failed is not None:
                 self._add_part(reading.failed)
-            self._counts.loaded_responses += reading.loaded.responses
+            self._counts.loaded_responses += reading.responses
         return reading
 
     # New responses, drops and rewinds

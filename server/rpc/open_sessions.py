@@ -66,7 +66,7 @@ class OpenSessions:
         # It drops its seed: there, the seed would name the response after the first prompt.
         seed = opening.seed if named == len(problem.prompt) else None
         problem = problem._replace(prompt=problem.prompt[:named])
-        self._origins[opening.session] = Origin(problem, seed, self._history.want(problem))
+        self._origins[opening.session] = Origin(problem, seed, self._history.missing.want(problem))
 
     async def _open_in_engine(self, opening: wire.Open) -> int:
         open_session = functools.partial(

@@ -89,14 +89,14 @@ def stored(store: SQLiteStore, of: Problem) -> Counter[tuple[bytes, int]]:
 
 
 async def settled(history: History) -> None:
-    await history._missing.calm()
+    await history.missing.calm()
 
 
 async def everything_is_found(engine: Engine, store: SQLiteStore, history: History) -> None:
     """The naive reference: the index has all stored responses of each requested problem once."""
     for namespace in NAMESPACES:
         for number in range(PROBLEMS):
-            history.want(problem(namespace, number))
+            history.missing.want(problem(namespace, number))
     await settled(history)
     await asyncio.to_thread(engine.wait_until_built)
     for namespace in NAMESPACES:
@@ -206,7 +206,7 @@ async def test_what_is_asked_for_is_read_though_loading_has_not_come_to_it(
         assert history.loading.ready
         assert history.counts.loading
         asked = problem("run", 9)
-        history.want(asked)
+        history.missing.want(asked)
         await settled(history)
         assert indexed(engine, asked) == stored(store, asked)
         assert not history.loading.done.is_set()
@@ -267,7 +267,7 @@ async def test_loading_stops_before_it_drives_anything_out_and_the_rest_is_read_
             for number in range(599, 499, -1):
                 asked = problem("run", number)
                 session = engine.open("run", np.frombuffer(asked.prompt, "<i4"))
-                history.want(asked)
+                history.missing.want(asked)
                 await settled(history)
                 engine.close(session, commit=False)
             assert history.counts.lookups == {"hit": 100}
@@ -309,7 +309,7 @@ async def test_a_store_that_fails_ends_the_loading_and_nothing_else(
     with capture_logs() as logs:
         async with opened(tmp_path) as (engine, store, history):
             await history.loading.done.wait()
-            history.want(problem("run", 9))
+            history.missing.want(problem("run", 9))
             await settled(history)
             assert history.loading.progress == "loading stopped; the rest is read when asked for"
             assert history.counts.lookups == {"failed": 1}

@@ -13,7 +13,7 @@ from histospec.server.errors import StoreError
 from histospec.server.history import missing
 from histospec.server.history.counts import Counts
 from histospec.server.history.indexing import Held, Indexing
-from histospec.server.history.missing import Loaded, Missing
+from histospec.server.history.missing import Missing, Reading
 from histospec.server.stores.interface import Problem, Record, Store
 from tests.support.waiting import Latch
 
@@ -144,6 +144,10 @@ async def test_a_named_problem_is_read_once_whatever_its_prompts(world: World) -
     await world.missing.close()
 
 
+def result(reading: Reading) -> tuple[int, int, int, bool]:
+    return reading.responses, reading.tokens, reading.epoch, reading.whole
+
+
 @pytest.mark.parametrize("why", ["failed", "skipped"])
 async def test_what_could_not_be_read_is_filled_in_behind_newer_responses(
     world: World, why: str, monkeypatch: pytest.MonkeyPatch
@@ -175,7 +179,7 @@ async def test_problems_are_loaded_unless_the_index_has_them_or_they_are_being_r
     generation = world.missing.want(some[1])
     with ThreadPoolExecutor(1) as threads:
         async with world.missing.storing(some[2], generation):
-            assert await world.missing.load(some, threads, lambda: True) == Loaded(3, 3, 3, True)
+            assert result(await world.missing.load(some, threads, lambda: True)) == (3, 3, 3, True)
     await world.missing.calm()
     del world.stored[some[2]]
     assert world.indexed == world.stored
@@ -189,7 +193,7 @@ async def test_loading_that_is_given_up_says_that_something_is_left(world: World
     world.stored = {problem: [Record(b"aaaa", 3)] for problem in some}
     with ThreadPoolExecutor(1) as threads:
         loaded = await world.missing.load(some, threads, lambda: len(world.indexed) < 2)
-    assert loaded == Loaded(2, 2, 3, False)
+    assert result(loaded) == (2, 2, 3, False)
     await world.missing.close()
 
 

@@ -62,7 +62,7 @@ def batch(problem: Problem, tokens: int = 4) -> ResponseBatch:
 
 async def test_new_problems_are_not_looked_for(history: Noting) -> None:
     for problem in (KNOWN, NEW):
-        history.want(problem)
+        history.missing.want(problem)
         await history.add(batch(problem))
     assert history.reads == []
 
@@ -87,7 +87,7 @@ async def test_what_was_ingested_during_a_drop_is_read(history: Noting) -> None:
 
 
 async def test_what_a_session_from_before_a_drop_leaves_is_read(history: Noting) -> None:
-    generation = history.want(NEW)
+    generation = history.missing.want(NEW)
     await history.drop("run")
     await history.commit(batch(NEW), generation)
     await history.add(batch(KNOWN))
@@ -124,7 +124,7 @@ async def test_what_is_stored_but_could_not_be_indexed_is_read(
     history: Noting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as full:
-        full.setattr(history._indexing, "build", lambda _: (_ for _ in ()).throw(MemoryError))
+        full.setattr(history._indexing, "build", lambda *_: (_ for _ in ()).throw(MemoryError))
         with pytest.raises(MemoryError):
             await history.add(batch(NEW))
     await history.add(batch(NEW))

@@ -118,7 +118,7 @@ def test_ingests_wait_while_commits_fill_the_queue_of_the_store(tmp_path: Path) 
         mine = History(Engine(1 << 24), store, 10)
         await mine.load()
         gate = blocked(store)
-        commit = asyncio.create_task(mine.commit(batch(250_000, b"one."), mine.want(Problem("run", b"one."))))
+        commit = asyncio.create_task(mine.commit(batch(250_000, b"one."), mine.missing.want(Problem("run", b"one."))))
         try:
             await until(lambda: store.waiting_bytes > 0)
             with pytest.raises(StoreFull, match="faster than the store and the index can take them; try later"):
