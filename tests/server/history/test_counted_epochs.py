@@ -11,7 +11,7 @@ import pytest
 import xxhash
 
 from histospec.protocol.limits import MAX_EPOCH
-from histospec.server.rpc.visits import PAUSE_SECONDS
+from histospec.server.rpc.specrl import PAUSE_SECONDS
 from histospec.server.stores.interface import LAST_EPOCH
 from histospec.server.stores.sqlite.store import SQLiteStore
 from histospec.specrl import rollout_cache_pb2, rollout_cache_pb2_grpc

@@ -14,8 +14,7 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 
 from histospec.client import DraftClient
 from histospec.server.errors import InvalidRequest, LimitExceeded
-from histospec.server.rpc.specrl import tokens_of
-from histospec.server.rpc.visits import PAUSE_SECONDS
+from histospec.server.rpc.specrl import PAUSE_SECONDS, tokens_of
 from histospec.specrl import rollout_cache_pb2 as specrl_pb2
 from histospec.v1 import draft_pb2 as pb
 from tests.support.servers import Server, Starter
