@@ -113,17 +113,17 @@ class Accounting(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # gener
     def _serve(self, handler: "Handler", service: str, method: str) -> "Handler":
         if service not in METHODS:
             return self._unauthenticated.serve(handler)
-        decode, encode = self._decoder(service, method, handler), unless_encoded(handler.response_serializer)
-        if handler.response_streaming:
-            both = handler.request_streaming
-            make = grpc.stream_stream_rpc_method_handler if both else grpc.unary_stream_rpc_method_handler
-            behaviour = self._reported(handler.stream_stream if both else handler.unary_stream, method)  # type: ignore[arg-type]
-            return make(self._traced(behaviour, service, method), decode, encode)
-        make = grpc.unary_unary_rpc_method_handler
-        if service == SPECRL.full_name:
+        if handler.stream_stream:
+            make: Any = grpc.stream_stream_rpc_method_handler
+        elif handler.unary_stream:
+            make = grpc.unary_stream_rpc_method_handler
+        elif service == SPECRL.full_name:
             make = grpc.stream_unary_rpc_method_handler  # its handler receives the message when there is room for it
-        behaviour = self._timed(self._reported(handler.unary_unary, method), method)  # type: ignore[arg-type]
-        return make(self._traced(behaviour, service, method), decode, encode)
+        else:
+            make = grpc.unary_unary_rpc_method_handler
+        behaviour: Any = handler.stream_stream or handler.unary_stream or handler.unary_unary
+        decode, encode = self._decoder(service, method, handler), unless_encoded(handler.response_serializer)
+        return make(self._accounted(behaviour, handler, service, method), decode, encode)
 
     def _refusal(self, handler: "Handler", service: str, method: str, error: Unauthenticated) -> "Handler":
         """Answers without reading: gRPC receives the message of a stream only on request."""
@@ -131,10 +131,10 @@ class Accounting(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # gener
         async def refuse(unread: Any, context: Any) -> None:
             raise error
 
-        behaviour = self._traced(self._reported(refuse, method), service, method)
+        behaviour: Any = self._accounted(refuse, handler, service, method)
         if handler.response_streaming:
             return grpc.stream_stream_rpc_method_handler(behaviour)
-        return grpc.stream_unary_rpc_method_handler(self._timed(behaviour, method))
+        return grpc.stream_unary_rpc_method_handler(behaviour)
 
     def _decoder(self, service: str, method: str, handler: "Handler") -> Callable[[bytes], Any]:
         kind = METHODS[service][method].input_type.name
@@ -144,7 +144,10 @@ class Accounting(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # gener
         assert decode is not None
         return wire.tolerant(kind, unless_large(decode) if handler.stream_stream else decode, self._checks[kind])
 
-    def _traced(self, behaviour: Behaviour, service: str, method: str) -> Behaviour:
+    def _accounted(self, behaviour: Behaviour, handler: "Handler", service: str, method: str) -> Behaviour:
+        behaviour = self._reported(behaviour, method)
+        if not handler.response_streaming:
+            behaviour = self._timed(behaviour, method)
         return behaviour if self._traces is None else self._traces.traced(behaviour, service, method)
 
     def _timed(self, behaviour: Behaviour, method: str) -> Behaviour:
