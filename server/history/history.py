@@ -84,7 +84,7 @@ class History:
         self._store = store
         self._indexing = Indexing(engine)
         self.missing = Missing(store, self._indexing, self.counts)
-        self._learning = Learning(engine, store, self.counts)
+        self.learning = Learning(engine, store, self.counts)
         self.loading = Loading(store, self.missing, self.counts, self._indexing.share)
         self._tasks = ShieldedTasks()
         self._importing = asyncio.Lock()  # each import must see what the one before it stored
@@ -119,7 +119,7 @@ class History:
         """Starts to use the open store. `newest` holds its namespaces and their newest epochs."""
         self.epochs.merge(newest)
         self.namespaces.know(newest)
-        await asyncio.to_thread(self._learning.restore)
+        await asyncio.to_thread(self.learning.restore)
         self._open = True
         self.missing.open()
 
@@ -132,7 +132,7 @@ class History:
         """
         if not self._open:
             await self.open(await asyncio.to_thread(self._store.newest_epochs))
-        self._learning.start()
+        self.learning.start()
         self.epochs.watch()
         self.loading.start()
 
@@ -144,7 +144,7 @@ class History:
         await self.missing.close()
         try:
             if self._open:  # otherwise the new estimators would replace the saved ones
-                await self._learning.close()
+                await self.learning.close()
         finally:
             await asyncio.to_thread(self._indexing.close)
             await asyncio.to_thread(self._store.close)
@@ -264,7 +264,7 @@ class History:
         self, namespace: str, problems: Sequence[tuple[Problem, list[Record]]], estimator: bytes
     ) -> Imported:
         async with self._importing:
-            learned = bool(estimator) and await self._learning.take(namespace, estimator)
+            learned = bool(estimator) and await self.learning.take(namespace, estimator)
             batches = await asyncio.to_thread(self._lacking, problems)
             results = await asyncio.gather(*map(self.add, batches), return_exceptions=True)
         for result in results:
@@ -308,7 +308,7 @@ class History:
 
     async def _forget(self, namespace: str, epoch: int | None) -> int:
         rewinds = epoch is not None
-        async with self._learning.forgetting(namespace):
+        async with self.learning.forgetting(namespace):
             with self.missing.forgetting(namespace, keeps=rewinds):
                 with self.counts.store_request():
                     deleting = self._store.drop(namespace) if epoch is None else self._store.rewind(namespace, epoch)

@@ -123,7 +123,8 @@ class Accounting(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # gener
             make = grpc.unary_unary_rpc_method_handler
         behaviour: Any = handler.stream_stream or handler.unary_stream or handler.unary_unary
         decode, encode = self._decoder(service, method, handler), unless_encoded(handler.response_serializer)
-        return make(self._accounted(behaviour, handler, service, method), decode, encode)
+        served: Handler = make(self._accounted(behaviour, handler, service, method), decode, encode)
+        return served
 
     def _refusal(self, handler: "Handler", service: str, method: str, error: Unauthenticated) -> "Handler":
         """Answers without reading: gRPC receives the message of a stream only on request."""

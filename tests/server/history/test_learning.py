@@ -18,6 +18,7 @@ from histospec.server.history.history import History
 from histospec.server.stores.sqlite.file import FILE_NAME
 from histospec.server.stores.sqlite.store import SQLiteStore
 from histospec.v1 import draft_pb2 as pb
+from tests.support.histories import opened
 from tests.support.servers import Server, Starter
 from tests.support.waiting import Latch, eventually
 from tests.support.wires import Connector, Wire
@@ -208,19 +209,14 @@ def teach(engine: Engine, namespace: str) -> None:
 
 
 @contextlib.asynccontextmanager
-async def opened(directory: Path) -> AsyncIterator[tuple[Engine, SQLiteStore, History]]:
+async def learned(directory: Path) -> AsyncIterator[tuple[Engine, SQLiteStore, History]]:
     """An engine that has learned in the namespaces a and b, a store, and the history between them."""
-    engine = Engine(1 << 26)
-    store = SQLiteStore(directory, 8)
-    history = History(engine, store, 4096)
-    await history.load()
-    await history.loading.done.wait()
-    for namespace in "ab":
-        teach(engine, namespace)
-    try:
+    engine, store = Engine(1 << 26), SQLiteStore(directory, 8)
+    async with opened(store, engine) as history:
+        await history.loading.done.wait()
+        for namespace in "ab":
+            teach(engine, namespace)
         yield engine, store, history
-    finally:
-        await history.close()
 
 
 def failing(connection: sqlite3.Connection) -> None:
@@ -240,16 +236,16 @@ def held_up(store: SQLiteStore) -> Iterator[None]:
 
 @pytest.mark.asyncio
 async def test_only_what_changed_is_written(tmp_path: Path) -> None:
-    async with opened(tmp_path) as (engine, store, history):
-        await history._learning.save()
+    async with learned(tmp_path) as (engine, store, history):
+        await history.learning.save()
         states = {namespace: engine.estimator_state(namespace) for namespace in "ab"}
         assert store.estimators() == states
         written: list[str] = []
         store._writer.submit(lambda connection: connection.set_trace_callback(written.append), 0).result()
-        await history._learning.save()
+        await history.learning.save()
         assert not any("estimators" in sql for sql in written)
         teach(engine, "b")
-        await history._learning.save()
+        await history.learning.save()
         assert sum("REPLACE INTO estimators" in sql for sql in written) == 1
         assert store.estimators() == {"a": states["a"], "b": engine.estimator_state("b")}
         assert store.estimators() != states
@@ -257,43 +253,43 @@ async def test_only_what_changed_is_written(tmp_path: Path) -> None:
 
 @pytest.mark.asyncio
 async def test_a_store_that_fails_costs_the_save_alone(tmp_path: Path) -> None:
-    async with opened(tmp_path) as (engine, store, history):
+    async with learned(tmp_path) as (engine, store, history):
         store._writer.submit(failing, 0).result()
         with capture_logs() as logs:
-            await history._learning.save()
+            await history.learning.save()
         assert [entry["event"] for entry in logs] == ["estimator not saved"]
         assert "the disk is full" in logs[0]["reason"]
         assert history.counts.store_errors == 1
         assert store.estimators() == {}
         teach(engine, "a")
         store._writer.submit(lambda connection: connection.execute("DROP TRIGGER fail"), 0).result()
-        await history._learning.save()
+        await history.learning.save()
         assert store.estimators() == {namespace: engine.estimator_state(namespace) for namespace in "ab"}
 
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize("first", ["save", "drop"])
 async def test_a_namespace_dropped_while_it_is_saved_stays_dropped(first: str, tmp_path: Path) -> None:
-    async with opened(tmp_path) as (engine, store, history):
+    async with learned(tmp_path) as (engine, store, history):
         with held_up(store):
-            both = [history._learning.save(), history.drop("a")]
+            both = [history.learning.save(), history.drop("a")]
             tasks = []
             for work in both if first == "save" else both[::-1]:
                 tasks.append(asyncio.ensure_future(work))
                 for _ in range(10):
                     await asyncio.sleep(0)
         await asyncio.gather(*tasks)
-        await history._learning.save()
+        await history.learning.save()
         assert set(store.estimators()) == {"b"}
         teach(engine, "a")  # later learning is kept
-        await history._learning.save()
+        await history.learning.save()
         assert set(store.estimators()) == {"a", "b"}
 
 
 @pytest.mark.asyncio
 async def test_a_drop_whose_caller_leaves_is_done_all_the_same(tmp_path: Path) -> None:
-    async with opened(tmp_path) as (engine, store, history):
-        await history._learning.save()
+    async with learned(tmp_path) as (engine, store, history):
+        await history.learning.save()
         with held_up(store):
             dropping = asyncio.ensure_future(history.drop("a"))
             await asyncio.sleep(0)  # the drop begins
@@ -308,16 +304,12 @@ async def test_a_drop_whose_caller_leaves_is_done_all_the_same(tmp_path: Path) -
 
 @pytest.mark.asyncio
 async def test_a_store_that_cannot_be_read_is_said_and_survived(tmp_path: Path) -> None:
-    async with opened(tmp_path):
+    async with learned(tmp_path):
         pass
     store = SQLiteStore(tmp_path, 8)
     store._writer.submit(lambda connection: connection.execute("ALTER TABLE estimators RENAME TO gone"), 0).result()
     engine = Engine(1 << 26)
-    history = History(engine, store, 4096)
     with capture_logs() as logs:
-        await history.load()
-    assert (
-        next(entry["event"] for entry in logs) == "saved estimators cannot be read; drafting starts from the defaults"
-    )
-    assert engine.stats()["namespaces"] == {}
-    await history.close()
+        async with opened(store, engine):
+            assert engine.stats()["namespaces"] == {}
+    assert logs[0]["event"] == "saved estimators cannot be read; drafting starts from the defaults"

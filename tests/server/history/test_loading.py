@@ -24,6 +24,7 @@ from histospec.server.rpc.open_sessions import OpenSessions
 from histospec.server.stores.interface import Problem, Record, ResponseBatch
 from histospec.server.stores.sqlite import reader as sqlite_reader
 from histospec.server.stores.sqlite.store import SQLiteStore
+from tests.support.histories import opened
 from tests.support.waiting import Latch
 
 pytestmark = pytest.mark.asyncio
@@ -67,16 +68,11 @@ def fill(directory: Path, texts: Texts, responses: int = 8) -> None:
 
 
 @asynccontextmanager
-async def opened(directory: Path, memory: int = 1 << 28) -> AsyncIterator[tuple[Engine, SQLiteStore, History]]:
+async def started(directory: Path, memory: int = 1 << 28) -> AsyncIterator[tuple[Engine, SQLiteStore, History]]:
     """A server that has just started, and loads what was stored before."""
-    engine = Engine(memory, history_epochs=100, namespace_tokens=0)
-    store = SQLiteStore(directory, 100)
-    history = History(engine, store, 100)
-    await history.load()
-    try:
+    engine, store = Engine(memory, history_epochs=100, namespace_tokens=0), SQLiteStore(directory, 100)
+    async with opened(store, engine) as history:
         yield engine, store, history
-    finally:
-        await history.close()
 
 
 def indexed(engine: Engine, of: Problem) -> Counter[tuple[bytes, int]]:
@@ -88,16 +84,12 @@ def stored(store: SQLiteStore, of: Problem) -> Counter[tuple[bytes, int]]:
     return Counter((record.tokens, record.epoch) for record in store.history(of))
 
 
-async def settled(history: History) -> None:
-    await history.missing.calm()
-
-
 async def everything_is_found(engine: Engine, store: SQLiteStore, history: History) -> None:
     """The naive reference: the index has all stored responses of each requested problem once."""
     for namespace in NAMESPACES:
         for number in range(PROBLEMS):
             history.missing.want(problem(namespace, number))
-    await settled(history)
+    await history.missing.calm()
     await asyncio.to_thread(engine.wait_until_built)
     for namespace in NAMESPACES:
         for number in range(PROBLEMS):
@@ -167,7 +159,7 @@ async def test_the_index_has_what_the_store_has_whatever_callers_do_while_it_is_
     monkeypatch.setattr(Indexing, "restore", slowly)
     texts = Texts()
     fill(tmp_path, texts)
-    async with opened(tmp_path) as (engine, store, history):
+    async with started(tmp_path) as (engine, store, history):
         callers = [Callers(engine, history, texts, 100 * seed + n) for n in range(8)]
         await asyncio.gather(*(one.run(60) for one in callers))
         await history.loading.done.wait()
@@ -202,12 +194,12 @@ async def test_what_is_asked_for_is_read_though_loading_has_not_come_to_it(
 ) -> None:
     fill(tmp_path, Texts())
     gate = Gate(monkeypatch)
-    async with opened(tmp_path) as (engine, store, history):
+    async with started(tmp_path) as (engine, store, history):
         assert history.loading.ready
         assert history.counts.loading
         asked = problem("run", 9)
         history.missing.want(asked)
-        await settled(history)
+        await history.missing.calm()
         assert indexed(engine, asked) == stored(store, asked)
         assert not history.loading.done.is_set()
         gate.open()
@@ -224,7 +216,7 @@ async def test_a_drop_or_rewind_does_not_wait_for_loading(
 ) -> None:
     fill(tmp_path, Texts())
     gate = Gate(monkeypatch)
-    async with opened(tmp_path) as (engine, store, history):
+    async with started(tmp_path) as (engine, store, history):
         if what == "drop":
             assert await history.drop("run") == PROBLEMS * 8
         else:
@@ -255,11 +247,11 @@ async def test_loading_stops_before_it_drives_anything_out_and_the_rest_is_read_
     """
     fill_large(tmp_path, 600)
     with capture_logs() as logs:
-        async with opened(tmp_path, 1 << 24) as (engine, store, history):
+        async with started(tmp_path, 1 << 24) as (engine, store, history):
             await history.loading.done.wait()
             assert not engine.evicted()
             assert 0.8 < engine.memory_bytes() / (1 << 24) < 1.0
-            known = [history._indexing.holds(problem("run", number)) for number in range(600)]
+            known = [bool(indexed(engine, problem("run", number))) for number in range(600)]
             held = known.index(False)
             assert not any(known[held:])  # only the newest ones
             assert 50 < held < 300
@@ -268,7 +260,7 @@ async def test_loading_stops_before_it_drives_anything_out_and_the_rest_is_read_
                 asked = problem("run", number)
                 session = engine.open("run", np.frombuffer(asked.prompt, "<i4"))
                 history.missing.want(asked)
-                await settled(history)
+                await history.missing.calm()
                 engine.close(session, commit=False)
             assert history.counts.lookups == {"hit": 100}
             assert indexed(engine, problem("run", 500)) == stored(store, problem("run", 500))
@@ -284,7 +276,7 @@ async def test_a_server_that_ends_does_not_load_on(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(sqlite_reader, "PROBLEMS_AT_ONCE", 1)
     fill(tmp_path, Texts())
     gate = Gate(monkeypatch, behind=5)
-    async with opened(tmp_path) as (engine, _, history):
+    async with started(tmp_path) as (engine, _, history):
         await asyncio.to_thread(gate.waits.wait)
         history.loading.give_up()
         gate.open()
@@ -307,10 +299,10 @@ async def test_a_store_that_fails_ends_the_loading_and_nothing_else(
 
     monkeypatch.setattr(SQLiteStore, "pages", failing)
     with capture_logs() as logs:
-        async with opened(tmp_path) as (engine, store, history):
+        async with started(tmp_path) as (engine, store, history):
             await history.loading.done.wait()
             history.missing.want(problem("run", 9))
-            await settled(history)
+            await history.missing.calm()
             assert history.loading.progress == "loading stopped; the rest is read when asked for"
             assert history.counts.lookups == {"failed": 1}
             broken.clear()
@@ -326,7 +318,7 @@ async def test_progress_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(background, "threads", lambda: 1)
     fill(tmp_path, Texts())
     with capture_logs() as logs:
-        async with opened(tmp_path) as (_, store, history):
+        async with started(tmp_path) as (_, store, history):
             await history.loading.done.wait()
             assert history.loading.progress == "loaded"
             total = store.count()
