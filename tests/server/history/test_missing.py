@@ -111,19 +111,6 @@ async def test_what_is_being_added_is_not_read_back(world: World) -> None:
     await world.missing.close()
 
 
-async def test_a_store_that_is_away_is_asked_again_later(world: World) -> None:
-    world.broken = True
-    world.missing.want(PROBLEM)
-    await world.missing.calm()
-    world.broken = False
-    world.stored[PROBLEM] = [Record(b"aaaa", 0)]
-    world.missing.want(PROBLEM)
-    await world.missing.calm()
-    assert world.indexed == world.stored
-    assert world.lookups() == {"failed": 1, "hit": 1}
-    await world.missing.close()
-
-
 async def test_what_waits_is_bounded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(missing, "WAITING", 5)
     for number in range(9):

@@ -107,7 +107,10 @@ def batch(tokens: int, prompt: bytes) -> ResponseBatch:
 
 
 class BlockedStore(SQLiteStore):
-    """A store whose queue of 1 MiB is not written until `gate` is set. `overtaking`: a commit that comes before the first batch."""
+    """A store whose queue of 1 MiB is not written until `gate` is set.
+
+    overtaking: a commit that reaches the queue before the first batch.
+    """
 
     def __init__(self, folder: Path, overtaking: ResponseBatch | None = None) -> None:
         super().__init__(folder, 8, max_backlog=1 << 20)
