@@ -146,12 +146,10 @@ class Missing:
         return generation
 
     def _possible(self, problem: Problem) -> bool:
-        return not (
-            self._whole
-            and problem.namespace not in self._incomplete
-            and not self._has_part(problem)
-            and not self._indexing.evicted()
-        )
+        """Returns whether the store may have responses of the problem that the index lacks."""
+        if not self._whole or problem.namespace in self._incomplete:
+            return True
+        return self._has_part(problem) or self._indexing.evicted()
 
     def _lacks(self, problem: Problem, known: bool = False) -> bool:
         """Returns whether to read the problem: the index lacks some of it, and no task is already reading it."""
@@ -292,7 +290,7 @@ class Missing:
         try:
             self._absent.clear()
             if self._running:
-                await asyncio.wait(self._running.copy())
+                await asyncio.wait(self._running)
             yield
         finally:
             self._go.set()
