@@ -4,8 +4,6 @@ import asyncio
 import contextlib
 import os
 import sqlite3
-import stat
-import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
@@ -19,7 +17,7 @@ from histospec.server.stores.sqlite.file import FILE_NAME
 from histospec.server.stores.sqlite.store import SQLiteStore
 from histospec.v1 import draft_pb2 as pb
 from tests.support.histories import opened
-from tests.support.servers import Server, Starter
+from tests.support.servers import Server, Starter, run_first
 from tests.support.waiting import Latch, eventually
 from tests.support.wires import Connector, Wire
 
@@ -105,17 +103,7 @@ def test_a_server_that_is_killed_keeps_what_was_saved_now_and_then(
     1. A server that saves every 50 ms learns; wait until the file has its estimator. Kill it.
     2. Afterwards, its drafts have the same probabilities, and every response is there.
     """
-    quick = tmp_path / "quick"
-    quick.write_text(
-        f"#!{sys.executable}\n"
-        "import sys\n"
-        "from histospec.server import cli\n"
-        "from histospec.server.history import learning\n"
-        "learning.SAVE_SECONDS = 0.05\n"
-        "sys.exit(cli.main(sys.argv[1:]))\n"
-    )
-    quick.chmod(quick.stat().st_mode | stat.S_IXUSR)
-    monkeypatch.setenv("HISTOSPEC_TEST_SERVER", str(quick))
+    run_first("from histospec.server.history import learning\nlearning.SAVE_SECONDS = 0.05", tmp_path, monkeypatch)
     server = start_server()
     wire = connect(server.endpoint)
     wire.ingest(PROMPT, [RESPONSE])
