@@ -17,7 +17,7 @@ from histospec.server.history.missing import Missing
 from histospec.server.history.namespaces import WATCH_SECONDS, Epochs, Namespaces
 from histospec.server.logs.lines import Throttle
 from histospec.server.stores.interface import Problem, Reader, Record, ResponseBatch, Store, by_epoch
-from histospec.server.stores.merging import lacking
+from histospec.server.stores.records import lacking
 
 log = structlog.get_logger()
 T = TypeVar("T")

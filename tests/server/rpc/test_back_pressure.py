@@ -115,7 +115,7 @@ class BlockedStore(SQLiteStore):
     def __init__(self, folder: Path, overtaking: ResponseBatch | None = None) -> None:
         super().__init__(folder, 8, max_backlog=1 << 20)
         self.gate = Latch()
-        self._writer.submit(lambda connection: self.gate.wait(), 0)
+        self.submit(lambda connection: self.gate.wait())
         self._overtaking = overtaking
 
     def append(self, batch: ResponseBatch) -> "Future[None]":
