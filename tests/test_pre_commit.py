@@ -10,9 +10,9 @@ from scripts.lock import pyproject
 ROOT = Path(__file__).parent.parent
 
 
-def test_the_versions_are_those_of_the_dev_group() -> None:
+def test_the_versions_are_those_of_the_test_group() -> None:
     groups = pyproject()["dependency-groups"]
-    asked = {Requirement(line).name: line for line in groups["dev"]}
+    asked = {Requirement(line).name: line for line in groups["test"]}
     (local,) = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
     installed = {line for hook in local["hooks"] for line in hook["additional_dependencies"]}
     shared = {Requirement(line).name for line in installed} & set(asked)
