@@ -1,9 +1,9 @@
-# Each of these installs into .venv what it needs, and no more:
+# Targets install what they need into .venv: `demo` and `docs` little, all others what `setup` installs.
+# make setup   everything that tests and checks need
 # make demo    a real RL run, with and without drafts, from a bare machine
 # make test    everything, with real components; what CI runs
 # make check   formatters, linters, types, the documentation site
 # make docs    the documentation site in build/site, which a browser opens from the disk
-# make setup   nothing but the installation of `make test` and `make check`, which serves the demo and the site, too
 # make bench   measurements beside the peers
 # make study   RL runs by method and seed: exact drafts, SPEC-RL, both; hours
 # make chaos   faults and hostile clients at length: a million messages, ten thousand streams, partitions
@@ -54,10 +54,10 @@ $(VENV)/.vllm: scripts/install_vllm.py
 
 # The package is installed again when compiled or generated files change; changes of Python files need no installation.
 BUILT_FROM := pyproject.toml setup.py $(NATIVE_SOURCES) $(wildcard protos/*/*/*.proto)
-# The first version of pip that installs groups.
+# pip installs groups from this version on.
 UPGRADE_PIP = $(BIN)/pip install -q -U "pip>=25.1"
 
-# Includes what the demo and the site need, so these are not installed again.
+# Includes what the demo and the site need.
 $(VENV)/.ready: $(VENV)/.vllm $(BUILT_FROM)
 	$(UPGRADE_PIP)
 	$(BIN)/pip install -q --group test --group docs -e '.[all]'
