@@ -87,3 +87,9 @@ def status_of(error: HistoSpecError) -> grpc.StatusCode:
         if cls in STATUS:
             return STATUS[cls]
     return grpc.StatusCode.INTERNAL
+
+
+def reason(error: BaseException) -> str:
+    """Returns the operating system's reason for an error."""
+    text = error.strerror if isinstance(error, OSError) else None
+    return (text or str(error)).lower()

@@ -4,8 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from histospec.server.errors import ConfigError, StoreError
-from histospec.server.failures import reason
+from histospec.server.errors import ConfigError, StoreError, reason
 from histospec.server.machine import volume_bytes
 from histospec.server.security.small_files import read_text
 from histospec.server.security.watched import Watched

@@ -15,8 +15,7 @@ from typing import Any, BinaryIO, cast
 from histospec.replay.recordings import parquet
 from histospec.replay.recordings.check import PAGE, Record
 from histospec.replay.recordings.values import RecordingError
-from histospec.server.errors import ConfigError
-from histospec.server.failures import reason
+from histospec.server.errors import ConfigError, reason
 
 GZIP_MAGIC = b"\x1f\x8b"
 PACKED = {b"\x28\xb5\x2f\xfd": ("zstd", "zstd -dc"), b"BZh": ("bzip2", "bzcat"), b"\xfd7zXZ": ("xz", "xzcat")}

@@ -30,9 +30,9 @@ from histospec.server.commands.bench_processes import Workers
 from histospec.server.commands.bench_worker import BenchProblem, Load, Measured, generated, roll_out
 from histospec.server.commands.reader import read_status
 from histospec.server.errors import ConfigError, Unavailable
+from histospec.server.output_file import FORCE, is_stdout, written
 from histospec.server.process import run_loop
 from histospec.server.settings.addresses import Address
-from histospec.server.targets import FORCE, is_stdout, written
 
 PATIENCE = 5.0  # seconds that running ingests may take after one failed or a signal arrived
 

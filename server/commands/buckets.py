@@ -14,7 +14,7 @@ from typing import Any, BinaryIO, TypeVar
 from histospec.replay.recordings import RecordingError
 from histospec.server.commands.place import DATED, Place
 from histospec.server.errors import ConfigError
-from histospec.server.targets import TargetError
+from histospec.server.output_file import OutputError
 
 SCHEMES = ("s3", "gs", "az")
 PART = 16 << 20  # bytes of a part of an upload; S3 takes 10,000 of them
@@ -55,7 +55,7 @@ class Bucket(Place):
         try:
             self._obstore.put(self._store, name, pieces, use_multipart=True, chunk_size=PART, max_concurrency=PARTS)
         except (self._obstore.exceptions.BaseError, OSError) as error:
-            raise TargetError(f"{self.path(name)}: {_words(error)}; nothing was written") from None
+            raise OutputError(f"{self.path(name)}: {_words(error)}; nothing was written") from None
 
     def remove(self, names: Sequence[str]) -> None:
         """See Place. The bucket's lifecycle rules remove unfinished uploads."""

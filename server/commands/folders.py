@@ -8,9 +8,8 @@ from typing import BinaryIO
 
 from histospec.replay.recordings import opened
 from histospec.server.commands.place import DATED, Place
-from histospec.server.errors import ConfigError
-from histospec.server.failures import reason
-from histospec.server.targets import written
+from histospec.server.errors import ConfigError, reason
+from histospec.server.output_file import written
 
 PARTIAL = ".partial"
 

@@ -13,7 +13,7 @@ DATED = re.compile(r"\d{4}-\d\d-\d\dT\d\d-\d\d-\d\dZ\.jsonl\.gz")
 
 
 class Place(ABC):
-    """Holds snapshots by name. Methods raise ConfigError, or TargetError if writing fails halfway."""
+    """Holds snapshots by name. Methods raise ConfigError, or OutputError if writing fails halfway."""
 
     where: str
     """Its name in messages: a folder or a URL."""

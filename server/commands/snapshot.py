@@ -20,9 +20,9 @@ from histospec.server.commands.places import place
 from histospec.server.commands.shards import Shards
 from histospec.server.errors import ConfigError, HistoSpecError
 from histospec.server.open_store import open_reader
+from histospec.server.output_file import FORCE, is_stdout, written
 from histospec.server.settings import options
 from histospec.server.settings.config import StoreConfig
-from histospec.server.targets import FORCE, is_stdout, written
 
 MOST_SHARDS = 10_000
 
