@@ -28,7 +28,7 @@ COMMANDS = {
     "serve": Command("histospec.server.app", "start a draft server"),
     "replay": Command("histospec.replay.command", "estimate what drafts would gain on recorded rollouts"),
     "snapshot": Command("histospec.server.commands.snapshot", "write the contents of a store or a service to a file"),
-    "restore": Command("histospec.server.commands.restore", "load a snapshot into a store or a service"),
+    "restore": Command("histospec.server.commands.restore", "load a snapshot into a service"),
     "forget": Command("histospec.server.commands.forget", "delete old problems, and resume a paused --retention"),
     "bench": Command("histospec.server.commands.bench", "measure a running service under load"),
     "doctor": Command("histospec.client.doctor.command", "find out why a worker gets no drafts"),

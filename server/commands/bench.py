@@ -28,7 +28,7 @@ from histospec.replay.recordings import opened, read
 from histospec.server.arguments import MOST_COST, ArgumentParser, amount, whole
 from histospec.server.commands.bench_processes import Workers
 from histospec.server.commands.bench_worker import BenchProblem, Load, Measured, generated, roll_out
-from histospec.server.commands.reader import read_status
+from histospec.server.commands.connection import http_addresses, read_status
 from histospec.server.errors import ConfigError, Unavailable
 from histospec.server.output_file import FORCE, is_stdout, written
 from histospec.server.process import run_loop
@@ -40,10 +40,7 @@ PATIENCE = 5.0  # seconds that running ingests may take after one failed or a si
 def main(argv: Sequence[str]) -> int:
     """Prints a table, and writes JSON if asked. Raises HistoSpecError, for example if the service is unreachable."""
     options = _parser().parse_args(list(argv))
-    try:
-        http = [Address.parse(text) for text in (options.http or "").split(",") if text.strip()]
-    except ValueError as error:
-        raise ConfigError(f"--http: {error}") from None
+    http = http_addresses(options.http)
     load = Load(
         options.endpoint, options.namespace or f"bench-{secrets.token_hex(4)}", options.batch, options.steps,
         options.interval, options.deadline, options.max_tokens, options.verify_cost,

@@ -62,6 +62,15 @@ def content(store: Store) -> tuple[dict[Problem, list[Record]], dict[str, bytes]
     return problems, store.estimators()
 
 
+def restorable(store: Store) -> dict[Problem, list[Record]]:
+    """All responses of a store as a restore writes them: a message carries rewards as float32."""
+
+    def rounded(record: Record) -> Record:
+        return record._replace(reward=None if record.reward is None else float(np.float32(record.reward)))
+
+    return {problem: list(map(rounded, records)) for problem, records in content(store)[0].items()}
+
+
 def on_disk(tmp_path: Path, name: str = "data") -> SQLiteStore:
     return SQLiteStore(tmp_path / name, 8)
 
