@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from histospec.server.errors import ConfigError, StoreError, reason
 from histospec.server.machine import volume_bytes
-from histospec.server.security.small_files import read_text
-from histospec.server.security.watched import Watched
+from histospec.server.security.watched_files import Watched, read_text
 from histospec.server.settings.config import StoreConfig
 from histospec.server.stores.interface import Reader, Store
 from histospec.server.stores.opening import Opened, Progress

@@ -31,7 +31,6 @@ SERVER = [
     "histospec.server.output_file",
     "histospec.server.stores",
     "histospec.server.settings.addresses",
-    "histospec.server.settings.option_types",
     "histospec.server.settings.budget",
     "histospec.server.settings.config",
     "histospec.server.settings.options",

@@ -22,8 +22,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from histospec.server.errors import ConfigError, PermissionDenied, Unauthenticated
-from histospec.server.security.small_files import read_text
-from histospec.server.security.watched import Watched
+from histospec.server.security.watched_files import Watched, read_text
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -9,8 +9,7 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from histospec.server.errors import ConfigError
-from histospec.server.security.small_files import read_bytes
-from histospec.server.security.watched import Watched
+from histospec.server.security.watched_files import Watched, read_bytes
 
 
 class _Contents(NamedTuple):

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from histospec.server.observability.metrics import SECONDS
-from histospec.server.observability.samples import COUNTED, EVERY, CONTENTS, HOUR, Sample, Samples
+from histospec.server.observability.samples import CONTENTS, COUNTED, EVERY, HOUR, Sample, Samples
 
 NOTHING = dict.fromkeys((*COUNTED, *CONTENTS), 0.0)
 NO_STEPS = [0.0] * (len(SECONDS) + 1)

@@ -16,7 +16,7 @@ import pytest
 from histospec.client import DraftClient, Response
 from histospec.native import Engine
 from histospec.server.history.counts import Counts
-from histospec.server.logs.recent import RecentLines
+from histospec.server.logs.lines import RecentLines
 from histospec.server.observability.metrics import Metrics
 from histospec.server.observability.overview import Overview
 from histospec.server.observability.runs import MAX_NAMESPACES
