@@ -124,7 +124,7 @@ def _counted(status: Mapping[str, Any]) -> list[Row]:
             _share_row("sessions with a seed that have a twin", status, "twins_hit", ("twins_hit", "twins_miss"))
         )
     rows.append(
-        _row("tokens per step", *(_ratio(status["gains"][when]["tokens_per_step"]) for when in ("recent", "totals")))
+        _row("tokens per step", *(_known(status["gains"][when]["tokens_per_step"]) for when in ("recent", "totals")))
     )
     rows.append(_share_row("draft tokens accepted", status, "accepted_tokens", ("draft_tokens",)))
     for source in SOURCES:
@@ -150,19 +150,13 @@ def _counted(status: Mapping[str, Any]) -> list[Row]:
 
 def _contents(status: Mapping[str, Any]) -> list[Row]:
     totals = status["totals"]
-    return [
+    rows = [
         _row("open sessions", f"{totals['sessions']:,.0f} on {totals['streams']:,.0f} streams"),
         _row("tokens of history", f"{totals['history_tokens']:,.0f}"),
         _row("index", f"{_mib(totals['index_bytes'])} of {_mib(status['memory_bytes'])}"),
-        *_store(status),
     ]
-
-
-def _store(status: Mapping[str, Any]) -> list[Row]:
-    """Returns rows for the size of the store and the free space on its disk, if known."""
     used, limit = status.get("store_bytes"), status.get("store_limit_bytes")
     free, size = status.get("disk_free_bytes"), status.get("disk_size_bytes")
-    rows = []
     if used is not None:
         rows.append(_row("store", _mib(used) if limit is None else f"{_mib(used)} of {_mib(limit)}"))
     if free is not None and size is not None:
@@ -180,10 +174,11 @@ def _gains(namespaces: Iterable[Mapping[str, Any]]) -> Fitted:
     for row in namespaces:
         for when, words in (("recent", "10 min"), ("totals", "total")):
             gain = row["gains"][when]
-            ratios = (_times(gain["speedup"]), _ratio(gain["tokens_per_step"]))
-            shares = (_percent(gain[name]) for name in ("acceptance", "empty", "known"))
-            cost = _ratio(row["verify_cost"]) if when == "recent" else ""
-            rows.append([plain(row["name"]), *map(Text, (words, *ratios, *shares, cost))])
+            speedup = "-" if gain["speedup"] is None else f"{gain['speedup']:.2f}x"
+            shares = (_known(gain[name], ".0%") for name in ("acceptance", "empty", "known"))
+            cost = _known(row["verify_cost"]) if when == "recent" else ""
+            figures = (words, speedup, _known(gain["tokens_per_step"]), *shares, cost)
+            rows.append([plain(row["name"]), *map(Text, figures)])
     return Fitted(headings, rows, text=(0, 1))
 
 
@@ -222,16 +217,8 @@ def _share(part: float, whole: float) -> str:
     return f"{part:,.0f} of {whole:,.0f} ({part / whole:.0%})" if whole else "none"
 
 
-def _percent(share: float | None) -> str:
-    return "-" if share is None else f"{share:.0%}"
-
-
-def _ratio(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"
-
-
-def _times(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}x"
+def _known(value: float | None, form: str = ".2f") -> str:
+    return "-" if value is None else format(value, form)
 
 
 def _milliseconds(seconds: float) -> str:

@@ -22,20 +22,6 @@ class _Contents(NamedTuple):
     """Expiry of the first certificate of the chain to expire, in seconds since 1970."""
 
 
-class ClientCertificate(NamedTuple):
-    """The server's own certificate, which it shows as a client of another shard."""
-
-    authorities: Path | None
-    """None for the system's authorities."""
-    certificate: Path
-    key: Path
-
-    def credentials(self) -> grpc.ChannelCredentials:
-        """Returns credentials for a channel from the current files. Raises OSError."""
-        authorities = None if self.authorities is None else read_bytes(self.authorities)
-        return grpc.ssl_channel_credentials(authorities, read_bytes(self.key), read_bytes(self.certificate))
-
-
 class Certificates:
     """PEM files: a certificate chain, its key and, for mTLS, the authorities that sign clients' certificates.
 
