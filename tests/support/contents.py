@@ -75,6 +75,17 @@ def on_disk(tmp_path: Path, name: str = "data") -> SQLiteStore:
     return SQLiteStore(tmp_path / name, 8)
 
 
+def large(tmp_path: Path, name: str = "data") -> Path:
+    """The directory of a store whose snapshot takes seconds."""
+    store = on_disk(tmp_path, name)
+    text = np.arange(5000, dtype="<i4").tobytes()
+    problems = [Problem("run", tokens(number)) for number in range(3000)]
+    for future in [store.append(ResponseBatch(problem, [Record(text, 0)])) for problem in problems]:
+        future.result()
+    store.close()
+    return tmp_path / name
+
+
 def in_redis(server: RedisProcess | RedisCluster) -> RedisStore:
     return RedisStore(Location.parse(server.url), 8, "shard-0")
 

@@ -19,7 +19,7 @@ from histospec.server.stores.interface import Problem, ResponseBatch
 from histospec.v1 import draft_pb2 as pb
 from tests.support import children
 from tests.support.batches import batch
-from tests.support.contents import BATCHES, STATE, content, on_disk, restorable, tokens
+from tests.support.contents import BATCHES, STATE, content, large, on_disk, restorable, tokens
 from tests.support.exports import export, problems
 from tests.support.histories import expected, found, write, writings
 from tests.support.odd_server import OddServer
@@ -236,10 +236,7 @@ def test_a_service_is_found_from_one_of_its_shards(run: Run, start_server: Start
 
 
 def test_a_snapshot_of_a_shard_that_dies_half_way_is_none(start_server: Starter, tmp_path: Path) -> None:
-    store = on_disk(tmp_path, "long")
-    for future in [store.append(batch(bytes(40_000), prompt=tokens(n))) for n in range(3000)]:
-        future.result()
-    store.close()
+    large(tmp_path, "long")
     server = start_server(name="long")
     file = tmp_path / "all.jsonl.gz"
     with children.histospec("snapshot", file, "--from", server.endpoint) as child:
@@ -252,10 +249,7 @@ def test_a_snapshot_of_a_shard_that_dies_half_way_is_none(start_server: Starter,
 
 
 def test_an_interrupted_snapshot_frees_its_shard(start_server: Starter, tmp_path: Path, connect: Connector) -> None:
-    store = on_disk(tmp_path, "long")
-    for future in [store.append(batch(bytes(40_000), prompt=tokens(n))) for n in range(3000)]:
-        future.result()
-    store.close()
+    large(tmp_path, "long")
     server = start_server(name="long")
     file = tmp_path / "all.jsonl.gz"
     with children.histospec("snapshot", file, "--from", server.endpoint) as child:

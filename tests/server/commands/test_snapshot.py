@@ -16,9 +16,9 @@ import pytest
 from histospec.server.stores.sqlite.file import FILE_NAME
 from histospec.v1 import draft_pb2 as pb
 from tests.support import children
-from tests.support.batches import batch, put
+from tests.support.batches import put
 from tests.support.children import Child
-from tests.support.contents import OTHERS, in_redis, logprobs, on_disk, restorable, tokens
+from tests.support.contents import OTHERS, in_redis, large, logprobs, on_disk, restorable
 from tests.support.redis_processes import RedisCluster, RedisProcess
 from tests.support.servers import Server, Starter
 from tests.support.waiting import eventually
@@ -52,14 +52,6 @@ def test_a_store_goes_to_a_file_to_another_kind_of_store_and_back(
         assert original.newest_epochs() == {**copy.newest_epochs(), "empty": 0}
         for store in (original, redis, copy):
             store.close()
-
-
-def test_a_snapshot_can_be_replayed(run: Callable[..., tuple[int, str]], data: Path, tmp_path: Path) -> None:
-    file = tmp_path / "all.jsonl"
-    run("snapshot", file, "--data-dir", data)  # "turns" is in two namespaces
-    code, text = run("replay", file, "--no-plot", "--json", "-")
-    assert code == 0
-    assert '"problems": 4' in text
 
 
 def test_a_snapshot_may_go_to_the_standard_output(data: Path) -> None:
@@ -139,10 +131,7 @@ def test_a_full_disk_is_said_and_leaves_nothing(tmp_path: Path) -> None:
 
 def long_snapshot(tmp_path: Path) -> Child:
     """Returns a process in the middle of writing all.jsonl.gz."""
-    store = on_disk(tmp_path)
-    for future in [store.append(batch(bytes(40_000), prompt=tokens(n))) for n in range(3000)]:
-        future.result()
-    store.close()
+    large(tmp_path)
     file = tmp_path / "all.jsonl.gz"
     child = children.histospec("snapshot", file, "--data-dir", tmp_path / "data")
     eventually(lambda: any(path.stat().st_size > 10_000 for path in partial(tmp_path)), "nothing is written")
@@ -153,25 +142,12 @@ def partial(tmp_path: Path) -> list[Path]:
     return list(tmp_path.glob("all.jsonl.gz.*.partial"))
 
 
-def test_a_snapshot_that_is_killed_leaves_no_file(tmp_path: Path) -> None:
-    with long_snapshot(tmp_path) as child:
-        child.process.kill()
-        assert child.end()[0] == -signal.SIGKILL
-    assert len(partial(tmp_path)) == 1
-    assert not (tmp_path / "all.jsonl.gz").exists()
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_snapshot_that_is_interrupted_leaves_nothing(tmp_path: Path, number: int) -> None:
     with long_snapshot(tmp_path) as child:
         child.send_signal(number)
         assert child.end() == (128 + number, "")
     assert [path.name for path in tmp_path.iterdir()] == ["data"]
-
-
-def test_a_snapshot_is_for_its_owner_alone(run: Callable[..., tuple[int, str]], data: Path, tmp_path: Path) -> None:
-    run("snapshot", tmp_path / "all.jsonl", "--data-dir", data)
-    assert (tmp_path / "all.jsonl").stat().st_mode & 0o777 == 0o600
 
 
 def test_a_snapshot_of_a_running_server_drafts_where_it_is_restored(

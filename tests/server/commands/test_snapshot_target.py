@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from histospec.server.commands.snapshot_target import DATED, dated_name
-from tests.support.batches import batch
 from tests.support.children import Child
-from tests.support.contents import on_disk, restorable, tokens
+from tests.support.contents import large, on_disk, restorable
 from tests.support.object_store import ObjectStore, environment
 from tests.support.servers import Server, Starter
 
@@ -164,22 +163,13 @@ def test_the_extra_is_named_where_it_is_missing(data: Path, tmp_path: Path) -> N
     )
 
 
-def long_store(tmp_path: Path) -> Path:
-    store = on_disk(tmp_path, "long")
-    rows = [tokens(*range(number, number + 5000)) for number in range(3000)]
-    for future in [store.append(batch(row, prompt=tokens(n))) for n, row in enumerate(rows)]:
-        future.result()
-    store.close()
-    return tmp_path / "long"
-
-
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_snapshot_that_is_ended_half_way_leaves_nothing_that_a_restore_would_take(
     run: Callable[..., tuple[int, str]], place: tuple[str, Callable[[], list[str]]], data: Path, tmp_path: Path,
     object_store: ObjectStore, number: int, server: Server,
 ) -> None:  # fmt: skip
     where, names = place
-    long = long_store(tmp_path)
+    long = large(tmp_path, "long")
     run("snapshot", where, "--data-dir", data)
     before = [name for name in names() if DATED.fullmatch(name)]
     assert len(before) == 4
