@@ -58,7 +58,7 @@ class SnapshotTarget(ABC):
     """One named snapshot, or all dated snapshots in one place. Methods raise ConfigError.
 
     Args:
-        where: a folder or a URL; "" for a file that `name` alone tells.
+        where: a folder or a URL; "" for a file that `name` names alone.
         name: of the one snapshot; "" for dated snapshots, each named by its start time.
 
     """

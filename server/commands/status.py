@@ -72,7 +72,7 @@ async def _watch(config: Config, http: Sequence[Address], options: argparse.Name
 async def _show(console: Console, config: Config, http: Sequence[Address], options: argparse.Namespace) -> int:
     """Prints the state once. Returns the exit code."""
     try:
-        shards = await look(config, http, options.timeout)
+        shards = await shard_reports(config, http, options.timeout)
     except Unavailable as error:
         say(f"histospec status: {error}; is the server running there?")
         return 1
@@ -93,7 +93,7 @@ async def _show(console: Console, config: Config, http: Sequence[Address], optio
     return 0 if all(shard.health == SERVING for shard in shards) else 1
 
 
-async def look(config: Config, http: Sequence[Address], timeout: float) -> list[ShardReport]:
+async def shard_reports(config: Config, http: Sequence[Address], timeout: float) -> list[ShardReport]:
     """Returns reports of all shards of a service: the listed ones, and those that they know.
 
     `http`: addresses for `/status`; default: the usual port of each shard. Raises Unavailable if no shard answers.

@@ -67,7 +67,7 @@ class VerifyCosts:
         self._streams: dict[int, StreamCosts] = {}
 
     def open(self) -> StreamCosts:
-        """Returns the place where a new stream records its costs with the time of `clock`."""
+        """Returns the dictionary in which a new stream records its costs, with the time of `clock`."""
         stream: StreamCosts = {}
         self._streams[id(stream)] = stream
         return stream

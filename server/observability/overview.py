@@ -29,8 +29,6 @@ from histospec.server.settings.addresses import ShardAddress
 from histospec.server.settings.config import Config
 from histospec.server.stores.interface import Store, StoreSize
 
-Counters = Mapping[str, Mapping[str, float]]
-
 
 class Overview:
     """Samples the metrics of one server and sums them up. Both run in `aside`, an executor with one thread."""

@@ -51,33 +51,33 @@ class Labels:
 
         The last name is OTHER if a namespace has no label or something was counted there.
         """
-        places = {name: place for place, name in enumerate(now.namespaces)}
+        index = {name: number for number, name in enumerate(now.namespaces)}
         counted = now.numbers(COUNTED)
         for name, last in list(self._labelled.items()):
-            if name in places:  # a lower count: dropped and created again
-                self._moved -= np.where(now.values[places[name], counted] < last, last, 0)
+            if name in index:  # a lower count: dropped and created again
+                self._moved -= np.where(now.values[index[name], counted] < last, last, 0)
             else:
                 self._moved -= last
                 del self._labelled[name]
-        self._waiting = {name: None for name in self._waiting if name in places}
-        for name in [*self._waiting, *places]:
+        self._waiting = {name: None for name in self._waiting if name in index}
+        for name in [*self._waiting, *index]:
             if name in self._labelled or name == OTHER:  # two series of one name would break the scrape
                 continue
             if len(self._labelled) == self._most:
                 self._waiting[name] = None
                 continue
-            row = now.values[places[name], counted]
+            row = now.values[index[name], counted]
             if name in self._waiting:
                 del self._waiting[name]
                 self._moved += row
             self._labelled[name] = row
         names = list(self._labelled)
-        rows = now.values[[places[name] for name in names]]
+        rows = now.values[[index[name] for name in names]]
         self._labelled = dict(zip(names, rows[:, counted], strict=True))
 
         other = now.values.sum(axis=0) - rows.sum(axis=0)
         other[counted] += now.dropped[counted] + self._moved
-        if len(names) == len(places) and not other.any():
+        if len(names) == len(index) and not other.any():
             return names, rows
         return [*names, OTHER], np.vstack((rows, other))
 
@@ -122,8 +122,8 @@ def _families() -> list[Family]:
     ):  # fmt: skip
         series = [({label: value}, f"{value}.{number}") for value in values]
         families[name] = Family(f"histospec_{name}", "counter", text, series)
-    held = "Memory of each namespace in the index."
-    return [*families.values(), Family("histospec_namespace_bytes", "gauge", held, [({}, "bytes")])]
+    text = "Memory of each namespace in the index."
+    return [*families.values(), Family("histospec_namespace_bytes", "gauge", text, [({}, "bytes")])]
 
 
 FAMILIES = _families()
