@@ -22,7 +22,7 @@ from grpc_reflection.v1alpha import reflection
 
 from histospec.native import Engine
 from histospec.protocol.names import DRAFT_SERVICE
-from histospec.server.errors import ConfigError, HistoSpecError
+from histospec.server.errors import ConfigError, HistoSpecError, reason
 from histospec.server.history.history import History
 from histospec.server.logs import lines as logs
 from histospec.server.logs.output import drain as drain_log
@@ -328,5 +328,5 @@ def _check_free(flag: str, address: Address) -> None:
             probe.bind(where)
     except OSError as error:
         raise ConfigError(
-            f"{flag}: cannot listen on {address} ({(error.strerror or str(error)).lower()}); give another address"
+            f"{flag}: cannot listen on {address} ({reason(error)}); give another address"
         ) from None

@@ -8,7 +8,7 @@ from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
-from histospec.server.errors import ConfigError
+from histospec.server.errors import ConfigError, reason
 from histospec.server.security.watched_files import Watched, read_bytes
 
 
@@ -67,7 +67,7 @@ def _text(flag: str, path: Path) -> bytes:
     try:
         text = read_bytes(path)
     except OSError as error:
-        raise ConfigError(f"{flag} {path}: {(error.strerror or str(error)).lower()}") from None
+        raise ConfigError(f"{flag} {path}: {reason(error)}") from None
     if b"-----BEGIN" not in text:
         raise ConfigError(f"{flag} {path}: is not a PEM file")
     return text
