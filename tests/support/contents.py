@@ -78,9 +78,10 @@ def on_disk(tmp_path: Path, name: str = "data") -> SQLiteStore:
 def large(tmp_path: Path, name: str = "data") -> Path:
     """The directory of a store whose snapshot takes seconds."""
     store = on_disk(tmp_path, name)
-    text = np.arange(5000, dtype="<i4").tobytes()
-    problems = [Problem("run", tokens(number)) for number in range(3000)]
-    for future in [store.append(ResponseBatch(problem, [Record(text, 0)])) for problem in problems]:
+    for future in [
+        store.append(ResponseBatch(Problem("run", tokens(n)), [Record(tokens(*range(n, n + 5000)), 0)]))
+        for n in range(3000)
+    ]:
         future.result()
     store.close()
     return tmp_path / name
