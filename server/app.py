@@ -327,6 +327,4 @@ def _check_free(flag: str, address: Address) -> None:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(where)
     except OSError as error:
-        raise ConfigError(
-            f"{flag}: cannot listen on {address} ({reason(error)}); give another address"
-        ) from None
+        raise ConfigError(f"{flag}: cannot listen on {address} ({reason(error)}); give another address") from None

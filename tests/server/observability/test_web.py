@@ -41,7 +41,7 @@ def test_the_page_is_in_the_wheel() -> None:
     done = subprocess.run([sys.executable, "-c", PACKAGED], cwd=root, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     packaged = set(json.loads(done.stdout.splitlines()[-1]))
-    assert {f"histospec.server.observability/page/{name}" for name, _ in PAGE.values()} <= packaged
+    assert {f"histospec.server.observability.page/{name}" for name, _ in PAGE.values()} <= packaged
     there = {file.name for file in (resources.files("histospec.server.observability") / "page").iterdir()}
     assert there == {name for name, _ in PAGE.values()}
 
