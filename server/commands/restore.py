@@ -14,8 +14,8 @@ from histospec.server.commands.lines import Stored, decoded, namespaces, summary
 from histospec.server.commands.shards import Shards, ShardsError, add_options
 from histospec.server.commands.snapshot_target import snapshot_target
 from histospec.server.errors import ConfigError, HistoSpecError
-from histospec.server.rpc import wire
 from histospec.server.stores.interface import Problem, Record
+from histospec.server.stores.records import to_message
 from histospec.v1 import draft_pb2 as pb
 
 SECONDS = 120.0  # timeout of one request
@@ -171,7 +171,7 @@ class _Lane:
                 self._flush()
             self._request.namespace = problem.namespace
             message = self._request.problems.add(prompt=problem.prompt, problem=problem.name)
-            message.responses.extend(map(wire.stored, part))
+            message.responses.extend(map(to_message, part))
             self._size += size
 
     def _flush(self) -> None:
