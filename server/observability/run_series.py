@@ -60,17 +60,15 @@ class Labels:
                 self._moved -= last
                 del self._labelled[name]
         self._waiting = {name: None for name in self._waiting if name in index}
-        for name in [*self._waiting, *index]:
-            if name in self._labelled or name == OTHER:  # two series of one name would break the scrape
-                continue
-            if len(self._labelled) == self._most:
-                self._waiting[name] = None
-                continue
-            row = now.values[index[name], counted]
-            if name in self._waiting:
-                del self._waiting[name]
+        # Two series of one name would break the scrape, so no namespace gets the label OTHER.
+        known = self._labelled.keys() | self._waiting.keys() | {OTHER}
+        new = dict.fromkeys(name for name in index if name not in known)
+        self._waiting |= new
+        for name in list(self._waiting)[: self._most - len(self._labelled)]:
+            del self._waiting[name]
+            self._labelled[name] = row = now.values[index[name], counted]
+            if name not in new:
                 self._moved += row
-            self._labelled[name] = row
         names = list(self._labelled)
         rows = now.values[[index[name] for name in names]]
         self._labelled = dict(zip(names, rows[:, counted], strict=True))
