@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 from histospec.native import TOO_LONG, UNKNOWN, Engine
 from histospec.protocol.arrays import INT32
 from histospec.server.errors import InvalidRequest, LimitExceeded, Unavailable
-from histospec.server.history.back_pressure import CROWDED
 from histospec.server.history.history import History
 from histospec.server.logs.lines import Throttle
 from histospec.server.observability.metrics import Metrics
@@ -153,7 +152,7 @@ class DraftStream:
         self._check_late(message.step)
         commits = any(close.commit for close in message.closes)
         # A client that commits faster than the index accepts waits here; the server does not read its stream meanwhile.
-        later = self._history.opening or (CROWDED if commits and not await self._history.back_pressure.room() else "")
+        later = await self._history.refuses_commits() if commits else ""
         answer = self._answers.begin(message.sequence, started)
         for opening in message.opens:
             await self._open_session(opening, answer)

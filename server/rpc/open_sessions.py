@@ -23,7 +23,7 @@ class Origin(NamedTuple):
 
     problem: Problem
     seed: int | None
-    life: object  # life of its namespace, see History.store
+    generation: int  # of its namespace, for History.commit
 
 
 class OpenSessions:
@@ -63,8 +63,7 @@ class OpenSessions:
         # It drops its seed: there, the seed would name the response after the first prompt.
         seed = opening.seed if named == len(problem.prompt) else None
         problem = problem._replace(prompt=problem.prompt[:named])
-        self._origins[opening.session] = Origin(problem, seed, self._history.life(problem.namespace))
-        self._history.want(problem, known)
+        self._origins[opening.session] = Origin(problem, seed, self._history.missing.want(problem, known))
 
     async def _open_in_engine(self, opening: wire.Open) -> tuple[int, int, bool]:
         open_session = functools.partial(
@@ -96,7 +95,7 @@ class OpenSessions:
         record = Record(tokens, epoch, close.reward, close.logprobs, seed=origin.seed, alternatives=close.alternatives)
         batch = ResponseBatch(origin.problem, [record])
         self._history.epochs.saw(batch)
-        return Commit(close.session, batch, origin.life)
+        return Commit(close.session, batch, origin.generation)
 
     def forget(self, session: int, generated: int = 0) -> bool:
         """Closes a session without a commit. Returns whether it was open and had generated this many tokens."""

@@ -52,9 +52,9 @@ def test_the_dockerfile_installs_by_these_hashes_alone() -> None:
     assert "!requirements\n" in (lock.ROOT / ".dockerignore").read_text()
 
 
-def test_the_hooks_before_a_commit_run_the_versions_of_the_dev_group() -> None:
+def test_the_hooks_before_a_commit_run_the_versions_of_the_test_group() -> None:
     groups = lock.pyproject()["dependency-groups"]
-    asked = {Requirement(line).name: line for line in groups["dev"]}
+    asked = {Requirement(line).name: line for line in groups["test"]}
     (local,) = yaml.safe_load((lock.ROOT / ".pre-commit-config.yaml").read_text())["repos"]
     installed = {line for hook in local["hooks"] for line in hook["additional_dependencies"]}
     shared = {Requirement(line).name for line in installed} & set(asked)
