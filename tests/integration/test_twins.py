@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from histospec.client import Breaker, DraftClient, Response
+from tests.support.clients import flushed
 from tests.support.servers import Server, Starter
 from tests.support.waiting import eventually
 
@@ -92,6 +93,7 @@ def test_seeds_survive_a_server_that_is_killed(
     eventually(lambda: len(client.step([running], [[]], max_tokens=0)) == 1 and client.stats().reopened)
     client.step([running], [[7]], max_tokens=0)
     client.close([running], epochs=1)
+    eventually(lambda: flushed(client).pending_commits == 0, "the commit is not acknowledged")
     assert [(r.seed, list(r.tokens[:3])) for r in client.history(PROMPT)] == [
         *((seed, text[:3]) for seed, text in TEXTS.items()),
         (-7, [5, 6, 7]),
