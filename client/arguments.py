@@ -4,12 +4,16 @@ The message says what is allowed and what was given, and what to give instead if
 """
 
 import contextlib
+import inspect
 import math
 import numbers
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, cast
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar, cast
 
 import numpy as np
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 LONGEST = 86_400
 """The longest timeout: a day, in seconds."""
@@ -156,3 +160,17 @@ def same_length(name: str, values: Any, other: str, size: int) -> None:
     """Raises unless there is one value for each element of the other argument."""
     if len(values) != size:
         raise ValueError(f"{name}: {len(values)} values for {size} {other}")
+
+
+def same_as(
+    method: Callable[Concatenate[Any, P], Any],
+) -> Callable[[Callable[..., T]], Callable[Concatenate[Any, P], T]]:
+    """Gives a method the arguments of another one, which it passes on: for type checkers, editors and help()."""
+
+    def decorated(function: Callable[..., T]) -> Callable[Concatenate[Any, P], T]:
+        returned = inspect.signature(function).return_annotation
+        signature = inspect.signature(method).replace(return_annotation=returned)
+        function.__signature__ = signature  # type: ignore[attr-defined]
+        return function
+
+    return decorated

@@ -187,6 +187,7 @@ class Config:
 def configure(
     endpoint: str | None = None,
     namespace: str | None = None,
+    *,
     token: str | None = None,
     tls: Tls | bool | None = None,
     deadline: float | None = None,

@@ -44,18 +44,17 @@ SERVER = [
     "histospec.server.app",
 ]
 CLIENT = [
-    "histospec.client.quiet_grpc",
     "histospec.client.errors",
+    "histospec.client.quiet_grpc",
     "histospec.client.arguments",
     "histospec.client.values",
     "histospec.client.config",
     "histospec.client.seeds",
-    "histospec.client.fork",
     "histospec.client.recorder",
     "histospec.client.core",
     "histospec.client.transport",
-    "histospec.client.aio",
     "histospec.client.sync",
+    "histospec.client.aio",
     "histospec.client",  # the public names
     "histospec.client.rollouts",
     "histospec.client.vllm",

@@ -15,9 +15,8 @@ from histospec.client import arguments, values
 from histospec.client.config import Endpoint, Limits
 from histospec.client.core import tokens
 from histospec.client.core.core import Core
-from histospec.client.core.pieces import PART
-from histospec.client.core.room import Room
-from histospec.client.core.shard import ShardState
+from histospec.client.core.message_limits import PART, MessageLimits
+from histospec.client.core.shard import Shard
 from histospec.client.errors import Unavailable
 from histospec.client.recorder import Recorder
 from histospec.protocol.arrays import FLOAT32, INT32
@@ -34,7 +33,7 @@ class Call(Generic[T]):
     """One call to one shard."""
 
     method: str
-    shard: ShardState
+    shard: Shard
     request: Any
     timeout: float
     read: Callable[[Any], T]
@@ -66,7 +65,7 @@ class Call(Generic[T]):
         name = MANY.get(self.method)
         if name is None or len(getattr(self.request, name)) < 2:
             return [self]
-        room = Room.of(own, self.shard.limits)
+        limits = MessageLimits.of(own, self.shard.limits)
         head = type(self.request)()
         head.CopyFrom(self.request)
         head.ClearField(name)
@@ -74,7 +73,7 @@ class Call(Generic[T]):
         groups: list[list[Any]] = [[]]
         for part in getattr(self.request, name):
             more = part.ByteSize() + PART
-            if groups[-1] and (size + more > room.size or len(groups[-1]) >= room.batch):
+            if groups[-1] and (size + more > limits.size or len(groups[-1]) >= limits.batch):
                 groups.append([])
                 size = start
             groups[-1].append(part)
@@ -90,7 +89,7 @@ class Call(Generic[T]):
 
 def smaller(call: Call[T], details: str, own: Limits) -> list[Call[T]]:
     """Cuts a call that a shard refused without any effect into smaller ones; [] if its size is not the reason."""
-    call.shard.limits = call.shard.limits.refused(details)
+    call.shard.lower_limits(details)
     pieces = call.cut(own)
     return pieces if len(pieces) > 1 else []
 
@@ -99,24 +98,25 @@ def ingest(
     core: Core,
     prompt: values.Tokens,
     responses: Sequence[values.Response],
-    epoch: int | None,
-    problem: str | None,
-    seeds: Sequence[int | None] | None,
-    at: str = "",
+    epoch: int | None = None,
+    problem: str | None = None,
+    seeds: Sequence[int | None] | None = None,
+    *,
+    _at: str = "",
 ) -> list[Call[int]]:
-    """Returns calls that add responses, as many as their size needs. `at` is "[3]" if the problem is one of many."""
-    text, name = _problem(prompt, problem, at)
+    """Returns calls that add responses, as many as their size needs. `_at` is "[3]" if the problem is one of many."""
+    text, name = _problem(prompt, problem, _at)
     version = tokens.epoch_number("epoch", epoch)
     if isinstance(responses, values.Response):
-        raise ValueError(f"responses{at}: must be a list of responses; got one Response, give [response]")
-    arguments.listed(f"responses{at}", responses, arguments.RESPONSES)
+        raise ValueError(f"responses{_at}: must be a list of responses; got one Response, give [response]")
+    arguments.listed(f"responses{_at}", responses, arguments.RESPONSES)
     if seeds is not None:
-        arguments.for_each(f"seeds{at}", seeds, arguments.SEEDS, "responses", len(responses))
+        arguments.for_each(f"seeds{_at}", seeds, arguments.SEEDS, "responses", len(responses))
         responses = [
             replace(response, seed=drawn) if isinstance(response, values.Response) else response
-            for response, drawn in zip(responses, tokens.seed_numbers(f"seeds{at}", seeds), strict=True)
+            for response, drawn in zip(responses, tokens.seed_numbers(f"seeds{_at}", seeds), strict=True)
         ]
-    messages = [_response(f"responses{at}[{i}]", response) for i, response in enumerate(responses)]
+    messages = [_response(f"responses{_at}[{i}]", response) for i, response in enumerate(responses)]
     if not messages:
         return []
     request = pb.IngestRequest(
@@ -166,23 +166,26 @@ def _response(name: str, response: values.Response) -> pb.Response:
 
 
 def history(
-    core: Core, prompt: values.Tokens, problem: str | None, limit: int | None, at: str = ""
+    core: Core, prompt: values.Tokens, problem: str | None = None, limit: int | None = None, *, _at: str = ""
 ) -> list[Call[list[values.Response]]]:
     """Returns a call for the stored responses of a problem."""
-    text, name = _problem(prompt, problem, at)
+    text, name = _problem(prompt, problem, _at)
     most = 0 if limit is None else arguments.whole("limit", limit, 1, (1 << 32) - 1, "[1, 2^32)")
     request = pb.HistoryRequest(namespace=core.config.namespace, prompt=text, problem=name, limit=most)
     return [Call("History", core.shard_of(text, name), request, core.config.timeouts.call, _read_history)]
 
 
 def histories(
-    core: Core, prompts: Sequence[values.Tokens], problems: Sequence[str | None] | None, limit: int | None
+    core: Core,
+    prompts: Sequence[values.Tokens],
+    problems: Sequence[str | None] | None = None,
+    limit: int | None = None,
 ) -> list[list[Call[list[values.Response]]]]:
     """Returns `history` for each problem."""
     arguments.listed("prompts", prompts, arguments.PROMPTS)
     names = arguments.for_each("problems", problems, arguments.PROBLEMS, "prompts", len(prompts))
     return [
-        history(core, prompt, name, limit, f"[{i}]")
+        history(core, prompt, name, limit, _at=f"[{i}]")
         for i, (prompt, name) in enumerate(zip(prompts, names, strict=True))
     ]
 
@@ -191,9 +194,9 @@ def ingest_many(
     core: Core,
     prompts: Sequence[values.Tokens],
     responses: Sequence[Sequence[values.Response]],
-    epoch: int | None,
-    problems: Sequence[str | None] | None,
-    seeds: Sequence[Sequence[int | None] | None] | None,
+    epoch: int | None = None,
+    problems: Sequence[str | None] | None = None,
+    seeds: Sequence[Sequence[int | None] | None] | None = None,
 ) -> list[list[Call[int]]]:
     """Returns `ingest` for each problem."""
     arguments.listed("prompts", prompts, arguments.PROMPTS)
@@ -204,7 +207,7 @@ def ingest_many(
     drawn = arguments.for_each("seeds", seeds, arguments.SEED_LISTS, "prompts", count)
     rows = zip(prompts, responses, names, drawn, strict=True)
     return [
-        ingest(core, prompt, group, epoch, name, numbers, f"[{i}]")
+        ingest(core, prompt, group, epoch, name, numbers, _at=f"[{i}]")
         for i, (prompt, group, name, numbers) in enumerate(rows)
     ]
 
@@ -225,7 +228,11 @@ def _read_history(answer: pb.HistoryResponse) -> list[values.Response]:
 
 
 def predict_length(
-    core: Core, prompt: values.Tokens, problem: str | None, generated: int, quantiles: Sequence[float] | None
+    core: Core,
+    prompt: values.Tokens,
+    problem: str | None = None,
+    generated: int = 0,
+    quantiles: Sequence[float] | None = None,
 ) -> list[Call[values.LengthPrediction]]:
     """Returns a call for quantiles of the length of a response."""
     text, name = _problem(prompt, problem)
@@ -258,16 +265,16 @@ class ByShard(Generic[T]):
 def predict_lengths(
     core: Core,
     prompts: Sequence[values.Tokens],
-    problems: Sequence[str | None] | None,
-    generated: Sequence[int] | None,
-    quantiles: Sequence[float] | None,
+    problems: Sequence[str | None] | None = None,
+    generated: Sequence[int] | None = None,
+    quantiles: Sequence[float] | None = None,
 ) -> ByShard[values.LengthPrediction]:
     """Returns calls for quantiles of the lengths of responses: one for each shard, or as many as their sizes need."""
     arguments.listed("prompts", prompts, arguments.PROMPTS)
     names = arguments.for_each("problems", problems, arguments.PROBLEMS, "prompts", len(prompts))
     lengths = arguments.for_each("generated", generated, arguments.GENERATED, "prompts", len(prompts))
     wanted = _quantiles(quantiles)
-    owned: dict[ShardState, tuple[list[int], pb.PredictLengthsRequest]] = {}
+    owned: dict[Shard, tuple[list[int], pb.PredictLengthsRequest]] = {}
     for i, (prompt, problem, length) in enumerate(zip(prompts, names, lengths, strict=True)):
         text, name = _problem(prompt, problem, f"[{i}]")
         begun = 0 if length is None else _generated(f"generated[{i}]", length)
@@ -323,7 +330,7 @@ def topology(core: Core) -> list[Call[list[values.Shard]]]:
     return [Call("Topology", core.shards[0], pb.TopologyRequest(), timeout, read)]
 
 
-def inspect(core: Core, timeout: float | None) -> list[Call[values.Inspection]]:
+def inspect(core: Core, timeout: float | None = None) -> list[Call[values.Inspection]]:
     """Returns a call to each shard for its state and that of the namespace."""
     request = pb.InspectRequest(namespace=core.config.namespace)
     patience = core.config.timeouts.call if timeout is None else arguments.seconds("timeout", timeout)

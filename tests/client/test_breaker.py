@@ -1,7 +1,7 @@
 """The breaker's states, with the clock in the test's hands."""
 
 from histospec.client.config import Breaker
-from histospec.client.core.breaker import CircuitBreaker
+from histospec.client.core.recovery import CircuitBreaker
 
 CONFIG = Breaker(failures=3, cooldown=1.0, cooldown_max=4.0, jitter=0.5)
 

@@ -31,7 +31,7 @@ from histospec.client import (
     Unavailable,
 )
 from histospec.client.core import commits
-from histospec.client.core.pace import RATE, Flow
+from histospec.client.core.recovery import RATE, InFlight
 from histospec.protocol.placement import place, problem_digest
 from histospec.v1 import draft_pb2 as pb
 from tests.support.clients import flushed, texts
@@ -173,9 +173,9 @@ def test_restart_under_load_with_a_backlog(server: Server, monkeypatch: pytest.M
     responses follow behind the steps, none of them lost.
     """
     sent: list[tuple[int, int]] = []
-    note = Flow.sent
+    note = InFlight.sent
 
-    def noted(flow: Flow, sequence: int, opens: int, commits: int) -> None:
+    def noted(flow: InFlight, sequence: int, opens: int, commits: int) -> None:
         sent.append((opens, commits))
         note(flow, sequence, opens, commits)
 
@@ -189,7 +189,7 @@ def test_restart_under_load_with_a_backlog(server: Server, monkeypatch: pytest.M
         eventually(lambda: one_step(client, sessions) and client.stats().breakers[server.endpoint] == "open")
         client.close(client.open([[9]] * 2000, generated=[TEXT * 4] * 2000), epochs=1)
         one_step(client, sessions)
-        monkeypatch.setattr(Flow, "sent", noted)
+        monkeypatch.setattr(InFlight, "sent", noted)
         starting = threading.Thread(target=server.restart)
         starting.start()
         while starting.is_alive():

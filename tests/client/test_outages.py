@@ -12,7 +12,7 @@ import pytest
 import trustme
 
 from histospec.client import AsyncDraftClient, Breaker, DraftClient, Response
-from histospec.client.transport import outages
+from histospec.client.transport import diagnosis
 from tests.support import certificates
 from tests.support.ports import free_port
 from tests.support.servers import Server, Starter
@@ -144,7 +144,7 @@ def test_no_step_waits_for_the_reason(monkeypatch: pytest.MonkeyPatch, said: Cal
         calls.append(arguments)
         hangs.wait(240)
 
-    monkeypatch.setattr(outages, "diagnose", diagnose)
+    monkeypatch.setattr(diagnosis, "diagnose", diagnose)
     with DraftClient(f"127.0.0.1:{free_port()}", "run", breaker=QUICK, deadline=0.02) as client:
         sessions = client.open([PROMPT])
         client.step(sessions, [[1]])
@@ -163,12 +163,12 @@ def test_a_process_ends_while_the_reason_is_looked_for() -> None:
     script = """
 import socket, sys, threading, time
 from histospec.client import DraftClient
-from histospec.client.transport import outages
-outages.PATIENCE = 240
+from histospec.client.transport import diagnosis
+diagnosis.PATIENCE = 240
 listener = socket.create_server(("127.0.0.1", 0))
 client = DraftClient("127.0.0.1:%d" % listener.getsockname()[1], "run", deadline=0.05)
 sessions = client.open([[1]])
-client._core.missed(client._core.shards[0], __import__("grpc").StatusCode.UNAVAILABLE, "x", time.monotonic())
+client._core.unreachable(client._core.shards[0], __import__("grpc").StatusCode.UNAVAILABLE, "x")
 assert "histospec-diagnosis" in [thread.name for thread in threading.enumerate()]
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=200)
@@ -181,12 +181,12 @@ def test_a_fork_while_the_reason_is_looked_for() -> None:
     script = """
 import os, socket, sys, time
 from histospec.client import DraftClient, Unavailable
-from histospec.client.transport import outages
+from histospec.client.transport import diagnosis
 silent = socket.create_server(("127.0.0.1", 0))
 client = DraftClient("127.0.0.1:%d" % silent.getsockname()[1], "run", deadline=0.05)
 sessions = client.open([[1]])
 client.step(sessions, [[1]])
-client._core.missed(client._core.shards[0], __import__("grpc").StatusCode.UNAVAILABLE, "x", time.monotonic())
+client._core.unreachable(client._core.shards[0], __import__("grpc").StatusCode.UNAVAILABLE, "x")
 child = os.fork()
 if not child:
     try:
@@ -195,7 +195,7 @@ if not child:
         os._exit(7)
     os._exit(1)
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
-while not client._core.shards[0].contact._told:
+while not client._core.shards[0].contact.logged:
     client.step(sessions, [[1]])
 """
     environment = os.environ | {"GRPC_ENABLE_FORK_SUPPORT": "0"}
