@@ -165,7 +165,7 @@ class NamespaceFacts:
     lookups_miss: int
     """Sessions opened on a problem without history."""
     drafts_hit: int = 0
-    """Drafts with tokens that workers asked for. A server older than 0.3 reports 0 for this counter and the next."""
+    """Drafts with tokens that workers asked for."""
     drafts_empty: int = 0
     undrafted_tokens: int = 0
     """Steps for which workers asked for no draft."""

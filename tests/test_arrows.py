@@ -46,8 +46,8 @@ SERVER = [
 CLIENT = [
     "histospec.client.errors",
     "histospec.client.quiet_grpc",
-    "histospec.client.arguments",
     "histospec.client.values",
+    "histospec.client.arguments",
     "histospec.client.config",
     "histospec.client.seeds",
     "histospec.client.recorder",

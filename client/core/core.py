@@ -23,7 +23,6 @@ import grpc
 
 from histospec.client import arguments, quiet_grpc
 from histospec.client.config import DISCOVER, Config, Endpoint
-from histospec.client.core import tokens
 from histospec.client.core.commits import Commit, Commits
 from histospec.client.core.message_limits import ServerLimits
 from histospec.client.core.outage_log import Outage
@@ -192,10 +191,10 @@ class Core:
         given = each("problems", problems, arguments.PROBLEMS)
         pieces = each("generated", [()] * len(prompts) if generated is None else generated, arguments.TOKEN_LISTS)
         numbers = each("seeds", seeds, arguments.SEEDS)
-        texts = [tokens.token_bytes(f"prompts[{i}]", p, empty=False) for i, p in enumerate(prompts)]
-        names = [tokens.problem_name(f"problems[{i}]", p) for i, p in enumerate(given)]
-        begun = [tokens.token_bytes(f"generated[{i}]", g) for i, g in enumerate(pieces)]
-        drawn = tokens.seed_numbers("seeds", numbers)
+        texts = [arguments.token_bytes(f"prompts[{i}]", p, empty=False) for i, p in enumerate(prompts)]
+        names = [arguments.problem_name(f"problems[{i}]", p) for i, p in enumerate(given)]
+        begun = [arguments.token_bytes(f"generated[{i}]", g) for i, g in enumerate(pieces)]
+        drawn = arguments.seed_numbers("seeds", numbers)
         with self._lock:
             opened = []
             for prompt, problem, text, seed in zip(texts, names, begun, drawn, strict=True):
@@ -225,17 +224,17 @@ class Core:
         count = len(sessions)
         with self._lock:
             chosen = find(self._sessions, sessions)
-            epoch = [tokens.epoch_number(name, v) for name, v in tokens.each("epochs", epochs, count)]
-            change = [tokens.change_count(name, v) for name, v in tokens.each("changes", changes, count)]
-            reward = [tokens.reward_number(name, v) for name, v in tokens.each("rewards", rewards, count)]
+            epoch = [arguments.epoch_number(name, v) for name, v in arguments.each("epochs", epochs, count)]
+            change = [arguments.change_count(name, v) for name, v in arguments.each("changes", changes, count)]
+            reward = [arguments.reward_number(name, v) for name, v in arguments.each("rewards", rewards, count)]
             given = arguments.for_each("logprobs", logprobs, arguments.LOGPROBS, "sessions", count)
             scores = [
-                tokens.float_bytes(f"logprobs[{i}]", score, session.length)
+                arguments.float_bytes(f"logprobs[{i}]", score, session.length)
                 for i, (score, session) in enumerate(zip(given, chosen, strict=True))
             ]
             packed = arguments.for_each("alternatives", alternatives, arguments.ALTERNATIVES, "sessions", count)
             others = [
-                tokens.alternative_bytes(f"alternatives[{i}]", some, session.length)
+                arguments.alternative_bytes(f"alternatives[{i}]", some, session.length)
                 for i, (some, session) in enumerate(zip(packed, chosen, strict=True))
             ]
             for i, session in enumerate(chosen):
@@ -276,7 +275,7 @@ class Core:
         arguments.same_length("new_tokens", new_tokens, "sessions", len(sessions))
         budget = Budget(max_tokens, verify_cost).check()
         counts = report_counts(verified, model_drafted, model_accepted, len(sessions))
-        flat, lengths = tokens.batch_bytes("new_tokens", new_tokens)
+        flat, lengths = arguments.batch_bytes("new_tokens", new_tokens)
         with self._lock:
             chosen = find(self._sessions, sessions)
             step_input = StepInput(chosen, [s.length for s in chosen], lengths, flat, counts)

@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from histospec.client import arguments
-from histospec.client.core import tokens
 from histospec.client.core.session import Session
 from histospec.protocol.arrays import FLOAT32, INT32
 from histospec.protocol.costs import DEFAULT_VERIFY_COST
@@ -53,10 +52,10 @@ def report_counts(
         missing = "model_drafted" if model_drafted is None else "model_accepted"
         raise ValueError(f"{missing}: must be given; model_drafted and model_accepted belong together")
     counts = np.zeros((sessions, len(REPORT)), INT32)
-    counts[:, 0] = tokens.counts("verified", verified, sessions, MAX_DRAFT)
+    counts[:, 0] = arguments.counts("verified", verified, sessions, MAX_DRAFT)
     if model_drafted is not None:
-        counts[:, 1] = tokens.counts("model_drafted", model_drafted, sessions, MAX_TOKEN)
-        counts[:, 2] = tokens.counts("model_accepted", model_accepted, sessions, MAX_TOKEN)
+        counts[:, 1] = arguments.counts("model_drafted", model_drafted, sessions, MAX_TOKEN)
+        counts[:, 2] = arguments.counts("model_accepted", model_accepted, sessions, MAX_TOKEN)
         if (wrong := counts[:, 2] > counts[:, 1]).any():
             i = int(wrong.argmax())
             raise ValueError(f"model_accepted[{i}]: {counts[i, 2]} are more than the {counts[i, 1]} drafted")

@@ -28,7 +28,7 @@ def endpoint(facts: Facts) -> Iterator[Finding]:
             yield bad("endpoint", f"{address}: {shard.trouble.text}", shard.trouble.advice, name)
         elif not shard.drafts:
             yield bad("endpoint", f"{address} speaks gRPC, but is no draft server", "check the port", name)
-        elif shard.failure is not None and shard.failure.code not in ("UNAUTHENTICATED", "UNIMPLEMENTED"):
+        elif shard.failure is not None and shard.failure.code != "UNAUTHENTICATED":
             text = f"{address} accepts connections, but does not answer: {_words(shard.failure)}"
             yield bad("endpoint", text, "read the server's log; it may be draining or overloaded", name)
         else:
@@ -113,9 +113,6 @@ def version(facts: Facts) -> Iterator[Finding]:
     """Have server and client the same version?"""
     for shard in facts.shards:
         name = shard.endpoint.name
-        if shard.failure is not None and shard.failure.code == "UNIMPLEMENTED" and shard.drafts:
-            text = f"the server is older than this client, {facts.version}: it does not know the call Inspect"
-            yield warn("version", text, "install the same version on both sides", name)
         if shard.inspection is None:
             continue
         theirs = shard.inspection.version

@@ -169,15 +169,12 @@ class _Visit:
             if not isinstance(topology, Failure):
                 facts = replace(facts, known=tuple(discovery.named(topology, endpoint)))
             if isinstance(answer, Failure):
-                facts = replace(facts, failure=answer)
-                if not (_unknown(answer) and facts.drafts):  # an older server has no Inspect, but it has steps
-                    return facts
-            else:
-                inspection = calls.read_inspection(answer)
-                ahead, doubt = inspection.time - (asked + answered) / 2, (answered - asked) / 2
-                facts = replace(facts, inspection=inspection, ahead=ahead, doubt=doubt)
+                return replace(facts, failure=answer)
+            inspection = calls.read_inspection(answer)
+            ahead, doubt = inspection.time - (asked + answered) / 2, (answered - asked) / 2
+            facts = replace(facts, inspection=inspection, ahead=ahead, doubt=doubt)
             async with self._timing:
-                seconds, failure = await self._steps(stub, facts.inspection)
+                seconds, failure = await self._steps(stub, inspection)
             return replace(facts, steps=tuple(seconds), step_failure=failure)
 
     async def _call(self, method: Any, request: Any) -> Any:
@@ -189,14 +186,14 @@ class _Visit:
         except HistoSpecError as error:
             return Failure(type(error).__name__, str(error))
 
-    async def _steps(self, stub: Any, inspection: Inspection | None) -> tuple[list[float], Failure | None]:
+    async def _steps(self, stub: Any, inspection: Inspection) -> tuple[list[float], Failure | None]:
         """Times steps. Returns the seconds of each after the first, which opens the stream, and why a step failed."""
         wanted = self._demand.draft_tokens
         step = pb.Step(
             sessions=np.zeros(1, UINT64).tobytes(),
             positions=np.zeros(1, INT32).tobytes(),
             lengths=np.zeros(1, INT32).tobytes(),
-            max_tokens=wanted if inspection is None else min(wanted, inspection.limits.get("draft_tokens", wanted)),
+            max_tokens=min(wanted, inspection.limits.get("draft_tokens", wanted)),
             verify_cost=DEFAULT_VERIFY_COST,
         )
         seconds: list[float] = []

@@ -13,7 +13,6 @@ import numpy as np
 
 from histospec.client import arguments, values
 from histospec.client.config import Endpoint, Limits
-from histospec.client.core import tokens
 from histospec.client.core.core import Core
 from histospec.client.core.message_limits import PART, MessageLimits
 from histospec.client.core.shard import Shard
@@ -106,7 +105,7 @@ def ingest(
 ) -> list[Call[int]]:
     """Returns calls that add responses, as many as their size needs. `_at` is "[3]" if the problem is one of many."""
     text, name = _problem(prompt, problem, _at)
-    version = tokens.epoch_number("epoch", epoch)
+    version = arguments.epoch_number("epoch", epoch)
     if isinstance(responses, values.Response):
         raise ValueError(f"responses{_at}: must be a list of responses; got one Response, give [response]")
     arguments.listed(f"responses{_at}", responses, arguments.RESPONSES)
@@ -114,7 +113,7 @@ def ingest(
         arguments.for_each(f"seeds{_at}", seeds, arguments.SEEDS, "responses", len(responses))
         responses = [
             replace(response, seed=drawn) if isinstance(response, values.Response) else response
-            for response, drawn in zip(responses, tokens.seed_numbers(f"seeds{_at}", seeds), strict=True)
+            for response, drawn in zip(responses, arguments.seed_numbers(f"seeds{_at}", seeds), strict=True)
         ]
     messages = [_response(f"responses{_at}[{i}]", response) for i, response in enumerate(responses)]
     if not messages:
@@ -146,22 +145,22 @@ def _record(recorder: Recorder, request: pb.IngestRequest) -> None:
 def _problem(prompt: values.Tokens, problem: str | None, at: str = "") -> tuple[bytes, str]:
     """Returns the prompt as bytes and the explicit id of a problem. `at` is "[3]" if it is one of many."""
     plural = f"s{at}" if at else ""
-    text = tokens.token_bytes(f"prompt{plural}", prompt, empty=False)
-    return text, tokens.problem_name(f"problem{plural}", problem)
+    text = arguments.token_bytes(f"prompt{plural}", prompt, empty=False)
+    return text, arguments.problem_name(f"problem{plural}", problem)
 
 
 def _response(name: str, response: values.Response) -> pb.Response:
     if not isinstance(response, values.Response):
         raise ValueError(f"{name}: must be a Response, is {arguments.shown(response)}; give Response(tokens)")
-    text = tokens.token_bytes(f"{name}.tokens", response.tokens, empty=False)
+    text = arguments.token_bytes(f"{name}.tokens", response.tokens, empty=False)
     size = len(text) // 4
     return pb.Response(
         tokens=text,
-        logprobs=tokens.float_bytes(f"{name}.logprobs", response.logprobs, size),
-        reward=tokens.reward_number(f"{name}.reward", response.reward),
-        generated=tokens.mask_bytes(f"{name}.generated", response.generated, size),
-        seed=tokens.seed_number(f"{name}.seed", response.seed),
-        alternatives=tokens.alternative_bytes(f"{name}.alternatives", response.alternatives, size),
+        logprobs=arguments.float_bytes(f"{name}.logprobs", response.logprobs, size),
+        reward=arguments.reward_number(f"{name}.reward", response.reward),
+        generated=arguments.mask_bytes(f"{name}.generated", response.generated, size),
+        seed=arguments.seed_number(f"{name}.seed", response.seed),
+        alternatives=arguments.alternative_bytes(f"{name}.alternatives", response.alternatives, size),
     )
 
 
@@ -358,7 +357,7 @@ def read_inspection(answer: pb.InspectResponse) -> values.Inspection:
 
 def rewind(core: Core, epoch: int) -> list[Call[int]]:
     """Returns a call to each shard that forgets what is newer than the epoch."""
-    number = tokens.epoch_number("epoch", epoch)
+    number = arguments.epoch_number("epoch", epoch)
     if number is None:
         raise ValueError("epoch: is None; give the newest epoch that stays")
     request = pb.RewindRequest(namespace=core.config.namespace, epoch=number)

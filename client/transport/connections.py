@@ -94,8 +94,7 @@ class _Connections:
         if isinstance(error.__cause__, grpc.RpcError):
             reported: Any = error.__cause__
             code, details = reported.code(), reported.details() or ""
-        if code is not grpc.StatusCode.UNIMPLEMENTED:  # no such call: the stream reports what kind of server it is
-            self._core.unreachable(shard, code, details)
+        self._core.unreachable(shard, code, details)
 
     def _warn(self) -> None:
         if waiting := self._core.stats().pending_commits:

@@ -44,7 +44,7 @@ NOT_THE_ADDRESS = ("wants-tls", "plain", "certificate", "files")
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"  # and an empty SETTINGS frame
 _HEADER = 9  # bytes before the content of a frame
 _SETTINGS = 4  # type of the first frame that a server sends
-_HELLO, _ALERT = 0x16, 0x15  # first bytes of TLS records
+_ALERT = 0x15  # first byte of a TLS record
 
 
 class Trouble(NamedTuple):

@@ -77,14 +77,8 @@ class Stream:
         Raises:
             grpc.aio.AioRpcError: the shard does not answer, or refuses to.
         """
-        limits = ServerLimits()
-        try:
-            await self._limits
-            limits = ServerLimits.from_metadata(await self._limits.trailing_metadata())
-        except grpc.aio.AioRpcError as error:
-            if error.code() is not grpc.StatusCode.UNIMPLEMENTED:
-                raise
-            log.debug("HistoSpec: %s does not name its limits: %s", self._shard.name, error)
+        await self._limits
+        limits = ServerLimits.from_metadata(await self._limits.trailing_metadata())
         self._core.connected(self._shard, self.state, limits)
         self.kick()
 

@@ -182,8 +182,12 @@ def test_responses_that_a_leaving_shard_cannot_store_go_to_the_others() -> None:
 def test_the_response_of_a_refused_session_is_counted_as_dropped() -> None:
     world = World()
     (session,) = world.core.open([[1]])
-    world.core.send([session], [[1, 2]])
-    world.core._sessions[session].refused = True
+    pending = world.core.send([session], [[1, 2]])
+    ((shard, _),) = pending.parts
+    assert shard.stream is not None
+    refusal = pb.Refusal(session=session, reason="too long")
+    answer = pb.DraftResponse(sequence=1, lengths=_i32([0]), refusals=[refusal])
+    world.core.reply(shard, shard.stream, answer)
     world.core.finish([session])
     stats = world.core.stats()
     assert (stats.dropped_commits, stats.pending_commits) == (1, 0)

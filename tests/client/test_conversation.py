@@ -22,7 +22,6 @@ from histospec.client.core.message_limits import MessageLimits, ServerLimits
 from histospec.client.core.recovery import CircuitBreaker
 from histospec.client.core.shard import Shard
 from histospec.client.core.stream_state import StreamState
-from histospec.client.errors import UnknownSession
 from histospec.v1 import draft_pb2 as pb
 
 UNLIMITED = ServerLimits()
@@ -252,29 +251,6 @@ def test_server_holds_what_the_worker_generated(
     assert lost >= 0  # every response is stored, or counted as dropped
     stats = world.core.stats()
     assert (stats.refused, stats.pending_commits) == (0, 0)
-
-
-def test_after_an_outage_commits_do_not_hold_up_the_step() -> None:
-    """The backlog follows in messages of limited size, behind the steps."""
-    world = World(message_bytes=100)
-    sessions = world.core.open([[1]] * 50)
-    with away(world.shard):
-        world.core.send(sessions, [[1, 2, 3]] * 50)
-        world.core.finish(sessions[1:])
-    world.core.send(sessions[:1], [[4]])
-    assert world.shard.stream is not None
-    messages = list(world.shard.stream.outbox)
-    assert messages[0].HasField("step")
-    assert not messages[0].closes
-    assert sum(len(m.closes) for m in messages) < 10
-
-
-def test_closed_sessions_are_unknown() -> None:
-    world = World(4 << 20)
-    (session,) = world.core.open([[1]])
-    world.core.finish([session])
-    with pytest.raises(UnknownSession):
-        world.core.send([session], [[1]])
 
 
 def test_old_news_does_not_open_a_session_twice() -> None:

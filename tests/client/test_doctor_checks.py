@@ -76,11 +76,8 @@ def test_the_model_runner(value: str | None, level: str, said: str) -> None:
     assert said in finding.text
 
 
-def test_a_server_before_inspect_and_a_service_that_is_no_draft_server() -> None:
+def test_a_service_that_is_no_draft_server() -> None:
     missing = Failure("UNIMPLEMENTED", "Method not found!")
-    older = facts(shard(inspection=None, failure=missing))
-    assert faults(older) == [("warn", "version")]
-    assert "does not know the call Inspect" in next(iter(checks.version(older))).text
     other = facts(shard(inspection=None, failure=missing, drafts=False))
     assert faults(other) == [("bad", "endpoint")]
     assert "speaks gRPC, but is no draft server" in next(iter(checks.endpoint(other))).text

@@ -42,6 +42,8 @@ def test_close_without_arguments_ends_the_client(shared_server: Server) -> None:
         client.close([session])
     client.close()
     client.shutdown()
+    client.flush()
+    assert [len(draft) for draft in client.step(client.open([[1]]), [[2]])] == [0]
     assert repr(client).endswith("pending_commits=0 shut down>")
     with pytest.raises(Unavailable, match="this client is shut down"):
         client.history([1])

@@ -144,7 +144,7 @@ async def test_async_face_with_a_server_that_takes_little(start_server: Starter)
 
 
 def test_limits_of_a_server_that_tells_none_are_learned_from_its_refusal(odd_server: OddServer) -> None:
-    """An older server: its first refusal ends a stream, counts as no attempt of a response, and opens no breaker."""
+    """Its first refusal ends a stream, counts as no attempt of a response, and opens no breaker."""
     batches = []
 
     def refuse(request: pb.DraftRequest, context: grpc.ServicerContext) -> pb.DraftResponse | None:

@@ -7,7 +7,7 @@ import grpc
 import numpy as np
 import pytest
 
-from histospec.client.config import Endpoint, configure
+from histospec.client.config import Breaker, Endpoint, configure
 from histospec.client.core.core import Core
 from histospec.client.core.message_limits import ServerLimits
 from histospec.client.core.outage_log import PAUSE, Outage
@@ -86,12 +86,9 @@ def test_an_outage_is_said_at_once_each_minute_and_at_its_end(caplog: pytest.Log
 
 
 def test_the_minute_is_told_by_steps_that_are_not_sent(caplog: pytest.LogCaptureFixture) -> None:
-    worker = Worker(caplog)
+    worker = Worker(caplog, breaker=Breaker(failures=1, cooldown=10 * PAUSE, cooldown_max=10 * PAUSE))
     worker.fail()
-    while worker.shard.breaker.state == "closed":
-        worker.fail()
     assert worker.said == [REFUSED]
-    worker.shard.breaker._retry_at = worker.now + 10 * PAUSE
     worker.now += PAUSE
     worker.step()
     assert worker.shard.stream is None

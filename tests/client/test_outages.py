@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import trustme
 
-from histospec.client import AsyncDraftClient, Breaker, DraftClient, Response
+from histospec.client import AsyncDraftClient, Breaker, DraftClient
 from histospec.client.transport import diagnosis
 from tests.support import certificates
 from tests.support.ports import free_port
@@ -69,16 +69,6 @@ def test_a_server_that_comes_goes_and_comes(start_server: Starter, said: Callabl
         assert again.endswith(f" s, from {server.endpoint}")
 
 
-@pytest.mark.asyncio
-async def test_the_async_face_says_the_same(said: Callable[[], list[str]]) -> None:
-    endpoint = f"127.0.0.1:{free_port()}"
-    async with AsyncDraftClient(endpoint, "run", breaker=QUICK, deadline=PATIENT) as client:
-        sessions = await client.open([PROMPT])
-        await client.step(sessions, [[1]])
-        await until(lambda: bool(said()))
-    assert said()[0].startswith(f"WARNING HistoSpec: no server at {endpoint} (connection refused), ")
-
-
 def test_the_http_port(shared_server: Server, said: Callable[[], list[str]]) -> None:
     with DraftClient(shared_server.http, "run", breaker=QUICK, deadline=PATIENT) as client:
         (line,) = lines_of(client, said)
@@ -99,17 +89,6 @@ def test_nothing_is_found(said: Callable[[], list[str]]) -> None:
     with DraftClient(f"discover://{endpoint}", "run", breaker=QUICK, deadline=0.05) as client:
         (line,) = lines_of(client, said)
     assert f"HistoSpec: no server at {endpoint} (connection refused), {ADVICE}" in line
-
-
-def test_shards_that_are_found_at_last(start_server: Starter, said: Callable[[], list[str]]) -> None:
-    endpoint = f"127.0.0.1:{free_port()}"
-    with DraftClient(f"discover://{endpoint}", "run", breaker=QUICK, deadline=PATIENT) as client:
-        lines_of(client, said)
-        start_server("--listen", endpoint, "--shard-name", "a")
-        lines = lines_of(client, said, 3)
-    assert lines[1] == f"INFO HistoSpec: shards: a at {endpoint}"
-    assert lines[2].startswith("INFO HistoSpec: drafting again after ")
-    assert lines[2].endswith(f" s, from a at {endpoint}")
 
 
 def test_tls_on_one_side(start_server: Starter, tmp_path: Path, server: Server, said: Callable[[], list[str]]) -> None:
@@ -203,15 +182,6 @@ while not client._core.shards[0].contact.logged:
     assert done.returncode == 0, done.stderr
     lines = done.stderr.splitlines()  # Python's own handler, of which a line has no more than its text
     assert len([line for line in lines if line.startswith("HistoSpec: no server at 127.0.0.1:")]) == 1
-
-
-def test_what_answers_is_not_asked_why(server: Server, said: Callable[[], list[str]]) -> None:
-    with DraftClient(server.endpoint, "run", deadline=PATIENT) as client:
-        client.ingest(PROMPT, [Response([1, 2, 3])])
-        sessions = client.open([PROMPT])
-        for _ in range(20):
-            client.step(sessions, [[1]])
-    assert said() == [f"INFO HistoSpec: connected to {server.endpoint}, namespace run"]
 
 
 @pytest.mark.asyncio
