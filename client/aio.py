@@ -74,7 +74,7 @@ class AsyncDraftClient:
 
     async def flush(self, timeout: float | None = None) -> None:
         """See `DraftClient.flush`."""
-        until = time.monotonic() + self._core.patience(timeout)
+        until = time.monotonic() + self._core.flush_seconds(timeout)
         while touched := self._core.flush():
             self._streams.kick(touched)
             await asyncio.sleep(0)

@@ -200,7 +200,7 @@ class DraftClient:
         Args:
             timeout: seconds; None: the deadline of a step.
         """
-        until = time.monotonic() + self._core.patience(timeout)
+        until = time.monotonic() + self._core.flush_seconds(timeout)
         while touched := self._core.flush():
             self._pump.run(partial(self._streams.kick, touched), until - time.monotonic())
             self._pump.wait(partial(self._core.settled, touched), until - time.monotonic())

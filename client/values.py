@@ -44,8 +44,8 @@ class Response:
     """The most probable other tokens at its places, as `histospec.protocol.alternatives` packs them. None: unknown."""
 
     def __repr__(self) -> str:
-        said = {each.name: getattr(self, each.name) for each in fields(self)[1:]}
-        rest = [f"{name}={brief(value)}" for name, value in said.items() if value is not None]
+        given = {each.name: getattr(self, each.name) for each in fields(self)[1:]}
+        rest = [f"{name}={brief(value)}" for name, value in given.items() if value is not None]
         return f"Response({', '.join([brief(self.tokens), *rest])})"
 
 

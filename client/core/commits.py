@@ -156,11 +156,6 @@ class Commits:
         for commit in commits:
             self._leave(commit)
 
-    def postpone(self, commits: Sequence[Commit]) -> None:
-        """Puts these first again."""
-        for commit in reversed(commits):
-            self._owner(commit).waiting.appendleft(commit)
-
     def again(self, commits: Iterable[Commit]) -> None:
         """Puts these last again, or drops them after MAX_ATTEMPTS: the server did not know their sessions."""
         for commit in commits:
@@ -171,7 +166,7 @@ class Commits:
                 self.drop(commit, "the server did not know its session")
 
     def unsent(self, commits: Sequence[Commit]) -> None:
-        """Puts these first again at their present owners: the stream broke before the server acknowledged them."""
+        """Puts these first again at their present owners: the server has not acknowledged them."""
         for commit in reversed(commits):
             if commit.attempts < MAX_ATTEMPTS:
                 self._owner(commit).waiting.appendleft(commit)

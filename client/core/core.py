@@ -79,7 +79,7 @@ class Core:
         if self.recorder is not None:
             self.recorder.close()
 
-    def patience(self, timeout: float | None) -> float:
+    def flush_seconds(self, timeout: float | None) -> float:
         """Returns how long a flush waits, in seconds."""
         return self.config.timeouts.step if timeout is None else arguments.seconds("timeout", timeout, zero=True)
 

@@ -309,7 +309,7 @@ class Shard:
             commits.drop(commit, reply.refused[commit.session.number])
         if reply.postponed:
             self.queue.pause(reply.why_postponed, now)
-            commits.postpone(reply.postponed)
+            commits.unsent(reply.postponed)
         commits.again(reply.unknown)
         if reply.refused:
             self._refuse(reply.refused)

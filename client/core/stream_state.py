@@ -332,6 +332,7 @@ class StreamState:
                 message, stay = message_limits.without(message, out)
                 awaited = awaited and Awaited(awaited.part, [awaited.rows[row] for row in stay])
             self._queue(message, awaited, [c for c in commits if c.session.number not in out])
+        for _, awaited, _ in messages:
             if awaited and not self.awaits(awaited.part):
                 awaited.part.done = True
         return [c for _, _, commits in messages for c in commits if c.session.number in out]

@@ -197,8 +197,8 @@ def namespace(facts: Facts) -> Iterator[Finding]:
     problems, responses = sum(one.problems for one in there), sum(one.responses for one in there)
     if responses:
         epoch = max(one.newest_epoch for one in there)
-        held = f"{counted(responses, 'response')} to {counted(problems, 'problem')}"
-        yield ok("namespace", f"{name!r} has {held}, the newest of epoch {epoch}")
+        stored = f"{counted(responses, 'response')} to {counted(problems, 'problem')}"
+        yield ok("namespace", f"{name!r} has {stored}, the newest of epoch {epoch}")
         return
     similar = list(dict.fromkeys(other for inspection in readable for other in inspection.similar))
     if similar:

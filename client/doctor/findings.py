@@ -78,8 +78,8 @@ def as_text(facts: Facts, findings: Sequence[Finding]) -> str:
     lines = [f"{_endpoints(facts)}, namespace {facts.config.namespace!r}", ""]
     for finding in findings:
         start = f"  {MARKS[finding.level]:4}  {finding.check:9}  "
-        said = f"{finding.shard}: {finding.text}" if finding.shard and len(facts.shards) > 1 else finding.text
-        lines += _wrapped(start, said)
+        line = f"{finding.shard}: {finding.text}" if finding.shard and len(facts.shards) > 1 else finding.text
+        lines += _wrapped(start, line)
         if finding.advice:
             lines += _wrapped(" " * INDENT + "-> ", finding.advice)
     return "\n".join([*lines, "", judged(findings), ""])
@@ -102,9 +102,9 @@ def _endpoints(facts: Facts) -> str:
     return f"discover://{listed}" if facts.config.discover else listed
 
 
-def _wrapped(start: str, said: str) -> list[str]:
+def _wrapped(start: str, line: str) -> list[str]:
     """Wraps a text at COLUMNS, and replaces control characters, which a namespace may contain."""
-    shown = "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in said)
+    shown = "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in line)
     return textwrap.wrap(
         shown,
         COLUMNS,

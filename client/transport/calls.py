@@ -249,15 +249,15 @@ class ByShard(Generic[T]):
 
     calls: list[list[Call[list[T]]]]
     """For each shard its calls. The value of a call has an element for each problem."""
-    places: list[list[int]]
-    """For each shard the places of its problems in the caller's list."""
+    rows: list[list[int]]
+    """For each shard the indexes of its problems in the caller's list."""
 
     def in_order(self, answers: Sequence[list[list[T]] | None]) -> list[T | None]:
         """Returns the values in the caller's order, from the answers of `carry_out`; None where a shard has none."""
-        ordered: list[T | None] = [None] * sum(map(len, self.places))
-        for places, parts in zip(self.places, answers, strict=True):
-            for place, value in zip(places, chain.from_iterable(parts or ()), strict=False):
-                ordered[place] = value
+        ordered: list[T | None] = [None] * sum(map(len, self.rows))
+        for rows, parts in zip(self.rows, answers, strict=True):
+            for row, value in zip(rows, chain.from_iterable(parts or ()), strict=False):
+                ordered[row] = value
         return ordered
 
 
@@ -280,15 +280,15 @@ def predict_lengths(
         shard = core.shard_of(text, name)
         if shard not in owned:
             owned[shard] = [], pb.PredictLengthsRequest(namespace=core.config.namespace, quantiles=wanted)
-        places, request = owned[shard]
-        places.append(i)
+        rows, request = owned[shard]
+        rows.append(i)
         request.problems.append(pb.ExpectedResponse(prompt=text, problem=name, generated=begun))
     timeout, limits = core.config.timeouts.call, core.config.limits
     calls = [
         Call("PredictLengths", shard, request, timeout, _read_predictions, join=_joined).cut(limits)
         for shard, (_, request) in owned.items()
     ]
-    return ByShard(calls, [places for places, _ in owned.values()])
+    return ByShard(calls, [rows for rows, _ in owned.values()])
 
 
 def _generated(name: str, value: int) -> int:
@@ -332,8 +332,8 @@ def topology(core: Core) -> list[Call[list[values.Shard]]]:
 def inspect(core: Core, timeout: float | None = None) -> list[Call[values.Inspection]]:
     """Returns a call to each shard for its state and that of the namespace."""
     request = pb.InspectRequest(namespace=core.config.namespace)
-    patience = core.config.timeouts.call if timeout is None else arguments.seconds("timeout", timeout)
-    return [Call("Inspect", shard, request, patience, read_inspection) for shard in core.shards]
+    seconds = core.config.timeouts.call if timeout is None else arguments.seconds("timeout", timeout)
+    return [Call("Inspect", shard, request, seconds, read_inspection) for shard in core.shards]
 
 
 def read_inspection(answer: pb.InspectResponse) -> values.Inspection:

@@ -116,10 +116,10 @@ class BlockingConnections(_Connections):
     def find(self, timeout: float | None = None) -> None:
         """Waits until the client knows the shards; while it steps, it always knows them."""
         quiet_grpc.refuse_after_fork()
-        patience = self._core.config.timeouts.call if timeout is None else timeout
+        seconds = self._core.config.timeouts.call if timeout is None else timeout
         if not (self._streams.found() or self._ended):
-            self._pump.run(self._streams.discover, patience)
-            self._pump.wait(self._streams.found, patience)
+            self._pump.run(self._streams.discover, seconds)
+            self._pump.wait(self._streams.found, seconds)
 
     def one(self, call: Call[T]) -> T:
         """Makes one call."""

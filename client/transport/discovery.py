@@ -99,17 +99,17 @@ class Discovery:
     async def _ask(self, endpoints: Sequence[Endpoint]) -> None:
         """Asks each endpoint for the shards that it knows. Keeps the earlier answer of one that does not answer."""
         answers = await asyncio.gather(*(ask(e, self._core.config, self._limit) for e in endpoints))
-        said: dict[str, Endpoint] = {}
+        first: dict[str, Endpoint] = {}
         for endpoint, answer in zip(endpoints, answers, strict=True):
             if answer is None:
                 continue
             self._answers.pop(endpoint.address, None)
             self._answers[endpoint.address] = answer
             for shard in answer:
-                if shard.address == endpoint.address != said.setdefault(shard.name, shard).address:
+                if shard.address == endpoint.address != first.setdefault(shard.name, shard).address:
                     log.warning(
                         "HistoSpec: two shards, at %s and %s, are both named %s: give each a --shard-name of its own",
-                        said[shard.name].address, shard.address, shard.name,
+                        first[shard.name].address, shard.address, shard.name,
                     )  # fmt: skip
 
 

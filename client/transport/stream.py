@@ -46,8 +46,8 @@ class Stream:
         self._channel = open_channel(grpc.aio, shard.endpoint, core.config)
         stub: Any = rpc.DraftServiceStub(self._channel)
         self._call = stub.Draft(metadata=metadata(core.config))
-        patience = core.config.timeouts.silence
-        self._limits = stub.Topology(pb.TopologyRequest(), timeout=patience, metadata=metadata(core.config))
+        seconds = core.config.timeouts.silence
+        self._limits = stub.Topology(pb.TopologyRequest(), timeout=seconds, metadata=metadata(core.config))
         self._reader = _task(self._read())
         self._writer: asyncio.Task[None] | None = None
 
