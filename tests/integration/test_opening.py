@@ -1,21 +1,15 @@
 """A server whose store is not open yet: it listens, drafts from running sessions, and loses nothing."""
 
-import sqlite3
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
 from pathlib import Path
 
 import grpc
-import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from histospec.client import DraftClient, Response
-from histospec.server.stores.sqlite.file import FILE_NAME
-from histospec.server.stores.sqlite.schema import SCHEMA_VERSION
 from histospec.v1 import draft_pb2 as pb
 from tests.support.clients import flushed, texts
-from tests.support.old_files import OldFile
 from tests.support.redis_processes import RedisCluster, RedisProcess, require_redis
 from tests.support.servers import Server, Starter
 from tests.support.waiting import eventually
@@ -33,14 +27,6 @@ def redis(tmp_path: Path) -> Iterator[RedisProcess]:
     process = RedisProcess(tmp_path / "redis")
     yield process
     process.kill()
-
-
-@contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Locks a SQLite file against other writers."""
-    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
-        connection.execute("BEGIN IMMEDIATE")
-        yield
 
 
 def waits_for(server: Server, what: str) -> bool:
@@ -164,39 +150,6 @@ def test_a_server_that_waits_for_its_store_stops_when_told(start_server: Starter
     # The estimator is not saved: the store may have a better one.
     [warning] = [entry["event"] for entry in server.log if entry.get("level") in ("warning", "error")]
     assert "does not answer" in str(warning)
-
-
-def test_a_server_brings_an_old_file_up_to_date_while_it_listens(
-    start_server: Starter, connect: Connector, tmp_path: Path
-) -> None:
-    """
-    1. A server starts on a file of an older version that another program locks: the migration waits.
-    2. The server listens meanwhile, and is killed. The file still has the older version.
-    3. Another server waits, too, and stops on request. The lock is released: a third one finishes the migration.
-    """
-    (tmp_path / "old").mkdir()
-    old = OldFile(tmp_path / "old" / FILE_NAME)
-    old.add(300)
-    newest, responses, _ = old.expected()
-    with locked(old.path):
-        server = start_server(name="old", ready=False)
-        wire = connect(server.endpoint)
-        eventually(
-            lambda: waits_for(server, f"migrating to schema 3 of {SCHEMA_VERSION}"), "it does not say what it does"
-        )
-        assert_it_is_opening(server, wire)
-        server.kill()
-        server.start(ready=False)
-        eventually(lambda: waits_for(server, f"migrating to schema 3 of {SCHEMA_VERSION}"))
-        server.terminate()
-        assert server.wait() == 0
-    assert old.version() == 2
-    assert old.expected()[0] == newest
-    server.start()
-    for problem, texts_ in responses.items():
-        prompt = np.frombuffer(problem.prompt, "<i4").tolist()
-        held = wire.history(prompt, problem.namespace, wait=True)
-        assert held == [np.frombuffer(text, "<i4").tolist() for _, text in texts_]
 
 
 def test_a_wrong_password_ends_the_server_at_once(start_server: Starter, tmp_path: Path) -> None:

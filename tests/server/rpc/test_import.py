@@ -7,8 +7,8 @@ import grpc
 import pytest
 
 from histospec.client import DraftClient, Response
-from histospec.server.rpc import wire as messages
 from histospec.server.stores.interface import Problem, Record, ResponseBatch
+from histospec.server.stores.records import to_message
 from histospec.v1 import draft_pb2 as pb
 from tests.support.clients import texts
 from tests.support.contents import content, logprobs, on_disk, tokens
@@ -26,14 +26,14 @@ RECORDS = [
 
 
 def request(records: list[Record], prompt: bytes = tokens(1, 2), name: str = "", **fields: bytes) -> pb.ImportRequest:
-    responses = [messages.stored(record) for record in records]
+    responses = [to_message(record) for record in records]
     problem = pb.StoredProblem(prompt=prompt, problem=name, responses=responses)
     return pb.ImportRequest(namespace="run", problems=[problem], **fields)
 
 
 def test_responses_keep_all_that_is_known_of_them(wire: Wire) -> None:
     both = request(RECORDS, name="a name ❤")
-    both.problems.add(prompt=tokens(9), responses=[messages.stored(RECORDS[1])])
+    both.problems.add(prompt=tokens(9), responses=[to_message(RECORDS[1])])
     answer = wire.stub.Import(both)
     assert (answer.responses, answer.tokens, answer.learned) == (5, 108, False)
     assert problems(export(wire.stub)) == {
