@@ -22,18 +22,15 @@ PACKAGES = {
 WIRE = ["histospec.v1", "histospec.specrl", "histospec.protocol"]
 SERVER = [
     "histospec.native",
-    "histospec.server.one_poller",
     "histospec.server.errors",
     "histospec.server.process",
     "histospec.server.machine",
-    "histospec.server.failures",
     "histospec.server.arguments",
     "histospec.server.logs",
     "histospec.server.security",
-    "histospec.server.targets",
+    "histospec.server.output_file",
     "histospec.server.stores",
     "histospec.server.settings.addresses",
-    "histospec.server.settings.option_types",
     "histospec.server.settings.budget",
     "histospec.server.settings.config",
     "histospec.server.settings.options",
@@ -74,14 +71,13 @@ ROOMS = {
     **in_a_row(CLIENT),
     "histospec.replay": [*WIRE, *SERVER[: SERVER.index("histospec.server.settings.addresses")]],
     "histospec.server.commands": [*WIRE, *CLIENT, *SERVER[:-1], "histospec.replay"],
-    "histospec.server.cli": SERVER[: SERVER.index("histospec.server.arguments")],
+    "histospec.server.cli": [*WIRE, *SERVER[: SERVER.index("histospec.server.arguments")]],
     "histospec.server.__main__": ["histospec.server.cli"],
 }
 """What each room may import from, beside itself."""
 
 
 def sources() -> Iterator[tuple[str, Path]]:
-    """Every module, by name."""
     for package, folder in PACKAGES.items():
         for path in sorted([*folder.rglob("*.py"), *folder.rglob("*.pyi")]):
             parts = path.relative_to(folder).with_suffix("").parts

@@ -14,9 +14,8 @@ from prometheus_client.registry import Collector
 from histospec.native import AGES, SOURCES, Engine
 from histospec.protocol.limits import MAX_NAMESPACE
 from histospec.server.history.counts import Counts
-from histospec.server.observability.labels import MAX_NAMESPACE_LABELS, OTHER_NAMESPACES
 from histospec.server.observability.metrics import Metrics
-from histospec.server.observability.run_series import SERIES_OF_A_RUN
+from histospec.server.observability.run_series import MAX_LABELS, OTHER, SERIES_OF_A_RUN
 
 HOSTILE = (
     'a "quoted" name', "back\\slash", "two\nlines", "50%", "%d %s %(x)d", "{braces}", "a=b,c", "ünï → 日本", "\\n",
@@ -154,8 +153,8 @@ def test_a_scrape_has_at_most_so_many_series_and_bytes(accept: str) -> None:
     text = exposed(metrics, accept)
     found, _ = samples(text, accept)
     runs = [dict(labels)["run"] for _, labels in found if "run" in dict(labels)]
-    assert len(runs) == (MAX_NAMESPACE_LABELS + 1) * SERIES_OF_A_RUN == 9509
-    assert len(set(runs)) == MAX_NAMESPACE_LABELS + 1
-    assert OTHER_NAMESPACES in runs
+    assert len(runs) == (MAX_LABELS + 1) * SERIES_OF_A_RUN == 9509
+    assert len(set(runs)) == MAX_LABELS + 1
+    assert OTHER in runs
     assert len(found) - len(runs) < 100
     assert len(text) < 9600 * (2 * MAX_NAMESPACE + 100)

@@ -9,8 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from histospec.server.errors import ConfigError, HistoSpecError
-from histospec.server.failures import reason
+from histospec.server.errors import ConfigError, HistoSpecError, reason
 from histospec.server.security.private import sync_folder
 
 STANDARD = ("-", "/dev/stdout")
@@ -19,7 +18,7 @@ FORCE = "also write through a symlink, or into a device or a pipe"
 DATABASE = b"SQLite format 3\0"
 
 
-class TargetError(HistoSpecError):
+class OutputError(HistoSpecError):
     """A file could not be written completely."""
 
 
@@ -36,7 +35,7 @@ def written(name: str, *, force: bool = False, private: bool = False) -> Iterato
 
     Raises:
         ConfigError: the file cannot be written; raised before any write.
-        TargetError: the file was not written completely.
+        OutputError: the file was not written completely.
     """
     if is_stdout(name):
         yield sys.stdout.buffer
@@ -88,7 +87,7 @@ def _straight(path: Path) -> Iterator[BinaryIO]:
     except OSError as error:
         if error.filename is not None:  # the error is about another file
             raise
-        raise TargetError(f"{path}: {reason(error)}") from None
+        raise OutputError(f"{path}: {reason(error)}") from None
 
 
 @contextmanager
@@ -111,7 +110,7 @@ def _replaced(path: Path, private: bool) -> Iterator[BinaryIO]:
     except OSError as error:
         if error.filename not in (None, partial):  # the error is about another file
             raise
-        raise TargetError(f"{path}: {reason(error)}; the file is unchanged") from None
+        raise OutputError(f"{path}: {reason(error)}; the file is unchanged") from None
     finally:
         with suppress(OSError):
             os.unlink(partial)

@@ -1,5 +1,10 @@
-"""Files that may change while the server runs: they are read again until the contents on disk are in force."""
+"""Small files that people write by hand, such as tokens: read whole, and again when they change.
 
+Devices and oversized files are refused.
+"""
+
+import errno
+import os
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -14,9 +19,24 @@ from histospec.server.logs.lines import Throttle
 log = structlog.get_logger()
 T = TypeVar("T")
 
+LONGEST = 16 << 20  # bytes of a file
 UNREADABLE = (OSError, ValueError, ConfigError)
 SETTLED_NS = 2_000_000_000  # file systems count time in steps of up to 2 s: a younger change may hide a later one
-SAID_EVERY = 60.0  # seconds between two log lines about the same failure
+LOG_SECONDS = 60.0  # seconds between two log lines about the same failure
+
+
+def read_bytes(path: Path) -> bytes:
+    """Returns the whole file. Raises OSError, also if it is longer than LONGEST."""
+    with path.open("rb") as file:
+        content = file.read(LONGEST + 1)
+    if len(content) > LONGEST:
+        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(path))
+    return content
+
+
+def read_text(path: Path) -> str:
+    """Returns the whole file as text. Raises OSError and UnicodeDecodeError."""
+    return read_bytes(path).decode()
 
 
 class _State(NamedTuple):
@@ -48,7 +68,7 @@ class Watched(Generic[T]):
         self._read = read
         self._words = words
         self._lock = threading.Lock()
-        self._throttle = Throttle(1, SAID_EVERY)
+        self._throttle = Throttle(1, LOG_SECONDS)
         self._seen: list[_State] | None = None  # the first look reads again: the files may change right now
         self.value = read()
         self.version = 0

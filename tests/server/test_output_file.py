@@ -10,7 +10,7 @@ import pytest
 from histospec.replay.plot import FORMATS
 from histospec.server import cli
 from histospec.server.errors import ConfigError
-from histospec.server.targets import TargetError, written
+from histospec.server.output_file import OutputError, written
 
 
 def write(name: object, **options: bool) -> None:
@@ -59,7 +59,7 @@ def test_what_is_no_file_is_left_alone_unless_forced(tmp_path: Path) -> None:
     assert not os.path.isfile("/dev/null")
     with pytest.raises(ConfigError, match="is a directory"):
         write(tmp_path, force=True)
-    with pytest.raises(TargetError, match="/dev/full: no space left on device"):
+    with pytest.raises(OutputError, match="/dev/full: no space left on device"):
         write("/dev/full", force=True)
 
 

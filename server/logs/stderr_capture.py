@@ -48,7 +48,7 @@ def _of_a_thread(args: threading.ExceptHookArgs) -> None:
     log.error("a thread failed", thread=args.thread and args.thread.name, exc_info=args.exc_value)
 
 
-def _say(line: str) -> None:
+def _log_line(line: str) -> None:
     """Logs a line that was written to stderr."""
     if not line.strip():
         return
@@ -73,7 +73,7 @@ class _Text:
             *lines, self._rest = (self._rest + text).split("\n")
             self._rest = self._rest[-LONGEST:]
         for line in lines:
-            _say(line)
+            _log_line(line)
         return len(text)
 
     def flush(self) -> None:
@@ -89,7 +89,7 @@ class _Text:
         return 2
 
 
-class StrayLines:
+class StderrCapture:
     """Sends descriptor 2, sys.stderr, `logging` and `warnings` to the log.
 
     Args:
@@ -111,7 +111,7 @@ class StrayLines:
         logging.basicConfig(handlers=[Library()], level=logging.WARNING, force=True)
         logging.captureWarnings(True)
         sys.unraisablehook, threading.excepthook = _unraisable, _of_a_thread
-        self._reader = threading.Thread(target=_read, args=(read,), name="stray-lines", daemon=True)
+        self._reader = threading.Thread(target=_read, args=(read,), name="stderr", daemon=True)
         self._reader.start()
 
     def close(self, seconds: float) -> None:
@@ -139,7 +139,7 @@ def _read(pipe: int) -> None:
         *lines, rest = (rest + data).split(b"\n")
         rest = rest[-LONGEST:]
         for line in lines:
-            _say(line.decode("utf-8", "replace"))
+            _log_line(line.decode("utf-8", "replace"))
     if rest:
-        _say(rest.decode("utf-8", "replace"))
+        _log_line(rest.decode("utf-8", "replace"))
     os.close(pipe)

@@ -4,27 +4,20 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from histospec.server.commands.place import DATED, now
-from tests.support.batches import batch
+from histospec.server.commands.snapshot_target import DATED, dated_name
 from tests.support.children import Child
-from tests.support.contents import content, on_disk, tokens
+from tests.support.contents import large, on_disk, restorable
 from tests.support.object_store import ObjectStore, environment
+from tests.support.servers import Server, Starter
 
 OLD = [f"2026-01-0{day}T02-00-00Z.jsonl.gz" for day in (1, 2, 3)]
+NOWHERE = "127.0.0.1:1"  # the snapshot is read before the service is reached
 OTHERS = ["notes.txt", "2026-01-01T02-00-00Z.jsonl.gz.bak", "run.jsonl.gz"]
-
-
-@pytest.fixture(scope="module")
-def object_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStore]:
-    pytest.importorskip("obstore", reason="needs histospec[backup]")
-    store = ObjectStore(tmp_path_factory.mktemp("seaweedfs"))
-    yield store
-    store.kill()
 
 
 @pytest.fixture(params=["folder", "bucket"])
@@ -48,13 +41,14 @@ def place(
 
 
 def test_a_snapshot_is_named_by_its_time_and_old_ones_are_removed_once_it_is_there(
-    run: Callable[..., tuple[int, str]], data: Path, place: tuple[str, Callable[[], list[str]]], tmp_path: Path
-) -> None:
+    run: Callable[..., tuple[int, str]], data: Path, place: tuple[str, Callable[[], list[str]]], tmp_path: Path,
+    server: Server,
+) -> None:  # fmt: skip
     where, names = place
     code, said = run("snapshot", where, "--keep", "2", "--data-dir", data)
     (new,) = set(names()) - {*OLD, *OTHERS}
     assert DATED.fullmatch(new)
-    assert OLD[-1] < new <= now()
+    assert OLD[-1] < new <= dated_name()
     assert said.splitlines() == [
         f"{where}/{new}: 4 problems, 7 responses, 314 tokens",
         f"{where}/{OLD[0]}: removed",
@@ -62,10 +56,11 @@ def test_a_snapshot_is_named_by_its_time_and_old_ones_are_removed_once_it_is_the
     ]
     assert code == 0
     assert names() == sorted([OLD[2], *OTHERS, new])
-    code, said = run("restore", where, "--data-dir", tmp_path / "new")
+    code, said = run("restore", where, "--to", server.endpoint)
     assert (code, said) == (0, f"{where}/{new}: 4 problems, 7 responses, 314 tokens\n")
-    original, copy = on_disk(tmp_path), on_disk(tmp_path, "new")
-    assert content(original) == content(copy)
+    server.stop()
+    original, copy = on_disk(tmp_path), on_disk(tmp_path, server.data_dir.name)
+    assert restorable(original) == restorable(copy)
     original.close()
     copy.close()
 
@@ -89,18 +84,17 @@ def test_a_restore_of_nothing_says_so(
     where, _ = place
     (tmp_path / "none").mkdir()
     nothing = f"{where}/none" if "://" in where else f"{tmp_path / 'none'}"
-    code, said = run("restore", nothing, "--data-dir", tmp_path / "new")
+    code, said = run("restore", nothing, "--to", NOWHERE)
     assert code == 2
     assert f"{nothing}: has no snapshot such as 2026-11-23T02-00-00Z.jsonl.gz" in said
-    code, said = run("restore", where, "--data-dir", tmp_path / "new")
+    code, said = run("restore", where, "--to", NOWHERE)
     assert code == 2
     assert f"{where}/{OLD[2]}: line 1: not JSON" in said
-    assert not (tmp_path / "new").exists()
 
 
 def test_one_object_may_be_named(
     run: Callable[..., tuple[int, str]], data: Path, object_store: ObjectStore, tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, start_server: Starter,
 ) -> None:  # fmt: skip
     for name, value in object_store.environment.items():
         monkeypatch.setenv(name, value)
@@ -108,9 +102,9 @@ def test_one_object_may_be_named(
         target = f"{object_store.bucket}/{tmp_path.name}/mine.{ending}"
         whole = f"{target}: 4 problems, 7 responses, 314 tokens\n"
         assert run("snapshot", target, "--data-dir", data) == (0, whole)
-        assert run("restore", target, "--data-dir", tmp_path / ending) == (0, whole)
+        assert run("restore", target, "--to", start_server().endpoint) == (0, whole)
     assert object_store.names(tmp_path.name) == ["mine.jsonl", "mine.jsonl.gz"]
-    code, said = run("restore", f"{object_store.bucket}/{tmp_path.name}/other.jsonl", "--data-dir", tmp_path / "new")
+    code, said = run("restore", f"{object_store.bucket}/{tmp_path.name}/other.jsonl", "--to", NOWHERE)
     assert code == 2
     assert "other.jsonl: NoSuchKey: The specified key does not exist; give a snapshot" in said
 
@@ -125,7 +119,7 @@ def test_what_cannot_be_reached_is_said_in_one_sentence(
     assert code == 1
     assert "SignatureDoesNotMatch" in said
     assert said.count("\n") == 1
-    code, said = run("restore", "s3://backups/x", "--data-dir", data)
+    code, said = run("restore", "s3://backups/x", "--to", NOWHERE)
     assert code == 2
     assert said.endswith("; give the URL and the credentials of a bucket\n")
     assert "wrong" not in said
@@ -161,22 +155,13 @@ def test_the_extra_is_named_where_it_is_missing(data: Path, tmp_path: Path) -> N
     )
 
 
-def long_store(tmp_path: Path) -> Path:
-    store = on_disk(tmp_path, "long")
-    rows = [tokens(*range(number, number + 5000)) for number in range(3000)]
-    for future in [store.append(batch(row, prompt=tokens(n))) for n, row in enumerate(rows)]:
-        future.result()
-    store.close()
-    return tmp_path / "long"
-
-
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_snapshot_that_is_ended_half_way_leaves_nothing_that_a_restore_would_take(
     run: Callable[..., tuple[int, str]], place: tuple[str, Callable[[], list[str]]], data: Path, tmp_path: Path,
-    object_store: ObjectStore, number: int,
+    object_store: ObjectStore, number: int, server: Server,
 ) -> None:  # fmt: skip
     where, names = place
-    long = long_store(tmp_path)
+    long = large(tmp_path, "long")
     run("snapshot", where, "--data-dir", data)
     before = [name for name in names() if DATED.fullmatch(name)]
     assert len(before) == 4
@@ -186,7 +171,7 @@ def test_a_snapshot_that_is_ended_half_way_leaves_nothing_that_a_restore_would_t
         child.send_signal(number)
         assert child.end()[0] == (-number if number == signal.SIGKILL else 128 + number)
     assert [name for name in names() if DATED.fullmatch(name)] == before
-    code, said = run("restore", where, "--data-dir", tmp_path / "new")
+    code, said = run("restore", where, "--to", server.endpoint)
     assert (code, said) == (0, f"{where}/{before[-1]}: 4 problems, 7 responses, 314 tokens\n")
 
 
