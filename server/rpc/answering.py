@@ -115,7 +115,10 @@ class Answering:
                 patience = CROWDED_SECONDS if self._waiting else READ_SECONDS
                 due = [answer for answer in self._unread if time.monotonic() - answer.since > patience]
                 if due:
-                    await self._check(due)
+                    try:
+                        await self._check(due)
+                    except Exception:
+                        log.exception("cannot end the connections of callers that read nothing")
         finally:
             self._watching = None
 

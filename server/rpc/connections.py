@@ -61,9 +61,14 @@ class Connections:
         for number in numbers:
             try:
                 # A duplicate stays open while it is used, and closing it leaves gRPC's descriptor open.
-                connection = socket.socket(fileno=os.dup(int(number)))
+                copy = os.dup(int(number))
             except OSError:
-                continue  # not a socket, or closed meanwhile
+                continue  # closed meanwhile
+            try:
+                connection = socket.socket(fileno=copy)
+            except OSError:
+                os.close(copy)
+                continue  # not a socket
             with connection, suppress(OSError):
                 if connection.family in (socket.AF_INET, socket.AF_INET6) and connection.getsockname()[1] == self.port:
                     host, port = connection.getpeername()[:2]
