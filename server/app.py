@@ -183,6 +183,7 @@ class Server:
         self._loading: asyncio.Task[None] | None = None
         self._stopping = asyncio.Event()
         self._hung_up = -math.inf
+        self._deadline: threading.Timer | None = None
         self.closed = False
         """Whether gRPC has ended all calls and connections."""
 
@@ -316,6 +317,8 @@ class Server:
         self._aside.shutdown(wait=False, cancel_futures=True)
         if self._traces is not None:
             await self._traces.close()
+        if self._deadline is not None:
+            self._deadline.cancel()
         if self._loading is not None:
             log.info("stopped")
 
@@ -331,7 +334,7 @@ class Server:
             drain_log()
             os._exit(1)
         self._stopping.set()
-        _end_within(self._config.drain_seconds + LAST_SECONDS)
+        self._deadline = _end_within(self._config.drain_seconds + LAST_SECONDS)
 
     def _readiness(self) -> dict[str, str]:
         return {
@@ -356,8 +359,8 @@ class Server:
         return chain(self._service.streams, specrl, *unary)
 
 
-def _end_within(seconds: float) -> None:
-    """Ends the process after `seconds`, whatever it waits for. Acknowledged responses are on disk."""
+def _end_within(seconds: float) -> threading.Timer:
+    """Ends the process after `seconds`, whatever it waits for, unless cancelled. Acknowledged responses are on disk."""
 
     def end() -> None:
         log.error("the server did not end in time after a signal: ending at once", seconds=seconds)
@@ -367,6 +370,7 @@ def _end_within(seconds: float) -> None:
     timer = threading.Timer(seconds, end)
     timer.daemon = True
     timer.start()
+    return timer
 
 
 def _connections(descriptors: int) -> int:

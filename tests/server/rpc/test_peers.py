@@ -6,6 +6,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import grpc
 import numpy as np
@@ -54,7 +55,7 @@ def test_health_changes_although_a_watcher_reads_nothing(start_server: Starter) 
 def test_watches_are_bounded(start_server: Starter) -> None:
     server = start_server()
     with grpc.insecure_channel(server.endpoint) as channel:
-        watch = channel.unary_stream(WATCH, None, None)
+        watch: Any = channel.unary_stream(WATCH, None, None)
         open_calls = [watch(b"", timeout=300) for _ in range(64)]
         for call in open_calls:
             assert next(call) == b"\x08\x01"

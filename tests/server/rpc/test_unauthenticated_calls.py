@@ -103,7 +103,7 @@ def test_each_host_has_its_own_turns() -> None:
         return request
 
     async def run() -> None:
-        handler: Any = grpc.unary_unary_rpc_method_handler(answer, bytes, bytes)  # type: ignore[arg-type, type-var]
+        handler: Any = grpc.unary_unary_rpc_method_handler(answer, bytes, bytes)
         serve: Any = UnauthenticatedCalls(Answering(Connections())).serve(handler).stream_stream
         mine = [Silent("10.0.0.1") for _ in range(RECEIVED_AT_A_TIME + 1)]
         other = Silent("10.0.0.2")
