@@ -22,8 +22,10 @@ from typing import Any
 
 from histospec.client import Draft, DraftClient
 from histospec.client.vllm import logs, settings
+from histospec.client.vllm.choice import FixedCost, LearnedCost, StepClock, promise_of
+from histospec.client.vllm.choice.chooser import Steering
+from histospec.client.vllm.choice.model_drafter import ModelDrafter, model_drafter
 from histospec.client.vllm.config import AdapterConfig
-from histospec.client.vllm.cost import FixedCost, LearnedCost, StepClock, promise_of
 from histospec.client.vllm.coupled import alternatives
 from histospec.client.vllm.coupled.seeding import RequestSeeds
 from histospec.client.vllm.greeting import greet
@@ -35,8 +37,6 @@ from histospec.client.vllm.interface import (
     Scheduler,
     SchedulerOutput,
 )
-from histospec.client.vllm.model_drafter.beside import ModelDrafter, model_drafter
-from histospec.client.vllm.model_drafter.steering import Steering
 from histospec.client.vllm.options import RequestOptions, read_options
 from histospec.client.vllm.patches import weight_versions
 from histospec.client.vllm.reporting import MinuteReport

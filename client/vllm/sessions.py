@@ -17,8 +17,8 @@ from histospec.protocol.costs import DEFAULT_VERIFY_COST
 
 if TYPE_CHECKING:
     from histospec.client import Draft, DraftClient, Pending
+    from histospec.client.vllm.choice.model_drafter import Verified
     from histospec.client.vllm.coupled.alternatives import Step
-    from histospec.client.vllm.model_drafter.beside import Verified
 
 
 WHOLE = 1024  # as the number of verified tokens: the whole draft, however long

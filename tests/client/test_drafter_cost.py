@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from histospec.client.vllm.cost import StepPrices, looks_of
+from histospec.client.vllm.choice import StepPrices, looks_of
 from tests.support.step_times import Machine, Noise, busy, quiet
 
 MAKES = (None, 0, 1, 2, 3, 5)

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from histospec.client import Draft
-from histospec.client.vllm.model_drafter.beside import ModelDrafter
-from histospec.client.vllm.model_drafter.choice import TOGETHER, Choice, Row
-from histospec.client.vllm.model_drafter.gaps import FEW, HEALS, Gaps
-from histospec.client.vllm.model_drafter.outcomes import Outcomes, Pairs, levels
-from histospec.client.vllm.model_drafter.steering import LONGER
-from histospec.client.vllm.model_drafter.ways import REST, Limits
+from histospec.client.vllm.choice.chooser import LONGER
+from histospec.client.vllm.choice.coverage import FEW, HEALS, Gaps
+from histospec.client.vllm.choice.drafts import TOGETHER, Choice, Row
+from histospec.client.vllm.choice.model_drafter import ModelDrafter
+from histospec.client.vllm.choice.modes import REST, Limits
+from histospec.client.vllm.choice.outcomes import Outcomes, Pairs, levels
 from histospec.client.vllm.options import RequestOptions
 from histospec.client.vllm.sessions import RequestSessions
 

@@ -6,9 +6,9 @@ import statistics
 
 import pytest
 
-from histospec.client.vllm.cost import FixedCost, LearnedCost
-from histospec.client.vllm.cost.learned import LONGEST_PAUSE, MODERATE
-from histospec.client.vllm.cost.prices import HIGHEST, LOWEST
+from histospec.client.vllm.choice import FixedCost, LearnedCost
+from histospec.client.vllm.choice.learned import LONGEST_PAUSE, MODERATE
+from histospec.client.vllm.choice.prices import HIGHEST, LOWEST
 from histospec.protocol.costs import HOPELESS_VERIFY_COST, NOTHING_PAYS, STARTING_SPEED_UP
 
 LONGEST = 16

@@ -4,8 +4,8 @@ import functools
 
 import pytest
 
-from histospec.client.vllm.model_drafter.pauses import FIRST, FIRST_REST, LONGER, Pauses
-from histospec.client.vllm.model_drafter.ways import BARE, BOTH, MODEL, REST, SERVER, Limits
+from histospec.client.vllm.choice.modes import BARE, BOTH, MODEL, REST, SERVER, Limits
+from histospec.client.vllm.choice.pauses import FIRST, FIRST_REST, LONGER, Pauses
 from histospec.protocol.costs import HOPELESS_VERIFY_COST, NOTHING_PAYS
 from tests.support.drafting_engine import CPU, GPU, SATURATED, DraftingEngine, Prices, Text, best
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from histospec.client.vllm.cost import LearnedCost, Promise
-from histospec.client.vllm.cost.learned import LONGEST_PAUSE, PLAIN
+from histospec.client.vllm.choice import LearnedCost, Promise
+from histospec.client.vllm.choice.learned import LONGEST_PAUSE, PLAIN
 from tests.support.step_times import Always, Engine, Machine, busy
 
 LIKELY, UNLIKELY = (0.5, 0.99), (0.0, 0.7)

@@ -8,12 +8,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from histospec.client.vllm.cost import Promise
-from histospec.client.vllm.model_drafter.choice import Gains
-from histospec.client.vllm.model_drafter.gains import LevelGains
-from histospec.client.vllm.model_drafter.outcomes import Outcomes
-from histospec.client.vllm.model_drafter.steering import Steering
-from histospec.client.vllm.model_drafter.ways import BARE, REST, Limits, Way
+from histospec.client.vllm.choice import Promise
+from histospec.client.vllm.choice.chooser import Steering
+from histospec.client.vllm.choice.drafts import Gains
+from histospec.client.vllm.choice.gains import LevelGains
+from histospec.client.vllm.choice.modes import BARE, REST, Limits, Way
+from histospec.client.vllm.choice.outcomes import Outcomes
 from histospec.protocol.costs import NOTHING_PAYS
 
 LENGTH = 140  # tokens of a response, on average

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from histospec.client.vllm.cost import LearnedCost, Promise
+from histospec.client.vllm.choice import LearnedCost, Promise
 from histospec.protocol.costs import STARTING_SPEED_UP, speedup
 
 LONGEST = 16  # tokens of a draft

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from histospec.client import DraftClient
-from histospec.client.vllm.cost.learned import PLAIN
+from histospec.client.vllm.choice.learned import PLAIN
 from histospec.protocol.costs import NOTHING_PAYS
 from tests.support.clients import texts
 from tests.support.servers import Server

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from histospec.client import DraftClient, Response
-from histospec.client.vllm.model_drafter.ways import BARE, BOTH, MODEL, SERVER, Way
+from histospec.client.vllm.choice.modes import BARE, BOTH, MODEL, SERVER, Way
 from tests.support.clients import texts
 from tests.support.servers import Server
 from tests.support.told import Told

@@ -1,7 +1,7 @@
 """A `verify_cost` that the user has set."""
 
-from histospec.client.vllm.cost.clock import WATCHED
-from histospec.client.vllm.cost.promise import Promise
+from histospec.client.vllm.choice.clock import WATCHED
+from histospec.client.vllm.choice.promise import Promise
 from histospec.protocol.costs import HOPELESS_VERIFY_COST
 
 

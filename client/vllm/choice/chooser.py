@@ -11,14 +11,14 @@ work again only when requests begin, and rests only when its price is known.
 
 import math
 
-from histospec.client.vllm.cost import Promise, looks_of
-from histospec.client.vllm.cost.clock import WATCHED
-from histospec.client.vllm.cost.learned import MODERATE
-from histospec.client.vllm.model_drafter.gains import STARTING, LevelGains
-from histospec.client.vllm.model_drafter.outcomes import Outcomes
-from histospec.client.vllm.model_drafter.pauses import Pauses
-from histospec.client.vllm.model_drafter.ways import BARE, REST, Limits, Way
-from histospec.client.vllm.model_drafter.yields import Yields
+from histospec.client.vllm.choice import Promise, looks_of
+from histospec.client.vllm.choice.clock import WATCHED
+from histospec.client.vllm.choice.gains import STARTING, LevelGains
+from histospec.client.vllm.choice.learned import MODERATE
+from histospec.client.vllm.choice.modes import BARE, REST, Limits, Way
+from histospec.client.vllm.choice.outcomes import Outcomes
+from histospec.client.vllm.choice.pauses import Pauses
+from histospec.client.vllm.choice.worth import Yields
 from histospec.protocol.costs import HOPELESS_VERIFY_COST
 
 WEIGH = 8  # steps between two comparisons of the ways

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from histospec.client.vllm.model_drafter.ways import Way
+from histospec.client.vllm.choice.modes import Way
 
 FIRST, LONGEST = 64, 16384  # steps until a way is tried or taken again after it did not pay,
 LONGER = 4  # each time this many times as many

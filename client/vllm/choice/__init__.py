@@ -4,11 +4,11 @@ prices.py fits the price of a step, rates.py holds the mean tokens of recent ste
 yield, learned.py compares and decides; fixed.py does neither.
 """
 
-from histospec.client.vllm.cost.clock import StepClock
-from histospec.client.vllm.cost.fixed import FixedCost
-from histospec.client.vllm.cost.learned import LearnedCost
-from histospec.client.vllm.cost.prices import StepPrices, looks_of
-from histospec.client.vllm.cost.promise import Promise, promise_of
-from histospec.client.vllm.cost.rates import Rate
+from histospec.client.vllm.choice.clock import StepClock
+from histospec.client.vllm.choice.fixed import FixedCost
+from histospec.client.vllm.choice.learned import LearnedCost
+from histospec.client.vllm.choice.prices import StepPrices, looks_of
+from histospec.client.vllm.choice.promise import Promise, promise_of
+from histospec.client.vllm.choice.rates import Rate
 
 __all__ = ["FixedCost", "LearnedCost", "Promise", "Rate", "StepClock", "StepPrices", "looks_of", "promise_of"]

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from histospec.client.vllm.model_drafter.choice import Choice, Row
-from histospec.client.vllm.model_drafter.gains import LevelGains
-from histospec.client.vllm.model_drafter.gaps import Gaps
-from histospec.client.vllm.model_drafter.outcomes import levels
-from histospec.client.vllm.model_drafter.steering import Steering
-from histospec.client.vllm.model_drafter.ways import REST, Limits
+from histospec.client.vllm.choice.chooser import Steering
+from histospec.client.vllm.choice.coverage import Gaps
+from histospec.client.vllm.choice.drafts import Choice, Row
+from histospec.client.vllm.choice.gains import LevelGains
+from histospec.client.vllm.choice.modes import REST, Limits
+from histospec.client.vllm.choice.outcomes import levels
 from histospec.client.vllm.patches import drafter
 
 if TYPE_CHECKING:

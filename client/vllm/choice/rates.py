@@ -1,6 +1,6 @@
 """Means of the latest steps of one kind: their tokens, and their work."""
 
-from histospec.client.vllm.cost.prices import Looks
+from histospec.client.vllm.choice.prices import Looks
 
 MEMORY = 1024.0  # sequences times steps
 STEPS = 24.0  # the most steps if nothing else is said, however few sequences each has

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from histospec.client.vllm.model_drafter.outcomes import Outcomes, Pairs, levels
+from histospec.client.vllm.choice.outcomes import Outcomes, Pairs, levels
 
 if TYPE_CHECKING:
     from histospec.client import Draft

@@ -9,8 +9,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from histospec.client.vllm.model_drafter.choice import Gains
-from histospec.client.vllm.model_drafter.outcomes import SILENT, SIZE
+from histospec.client.vllm.choice.drafts import Gains
+from histospec.client.vllm.choice.outcomes import SILENT, SIZE
 
 MEMORY = 2048.0  # requests after which old results of a level count half
 LATELY = 0.97  # weight of the older steps in the present levels, which are those of about thirty steps

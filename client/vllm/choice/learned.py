@@ -8,10 +8,10 @@ drafts now and then that no step verifies: most of the price of a draft is its v
 
 import math
 
-from histospec.client.vllm.cost.clock import WATCHED
-from histospec.client.vllm.cost.prices import NOTHING, Looks, StepPrices, half_octaves, looks_of
-from histospec.client.vllm.cost.promise import Promise
-from histospec.client.vllm.cost.rates import Rate
+from histospec.client.vllm.choice.clock import WATCHED
+from histospec.client.vllm.choice.prices import NOTHING, Looks, StepPrices, half_octaves, looks_of
+from histospec.client.vllm.choice.promise import Promise
+from histospec.client.vllm.choice.rates import Rate
 from histospec.protocol.costs import HOPELESS_VERIFY_COST
 
 MODERATE = 0.25  # the highest cost to try drafts with: likely tokens, which nearly pay for themselves

@@ -2,7 +2,7 @@
 
 The unit is a token per request and step. A way that yields g tokens in steps of price p is worth g - s * p, where s is
 the speed: what the way in use yields for the price of a step without drafts. The prices come from the times of the
-steps (cost/prices). The yield of the way in use is measured. That of the others is expected: the server's from the
+steps (choice/prices). The yield of the way in use is measured. That of the others is expected: the server's from the
 probabilities of its drafts, the drafter's from what it yielded alone (outcomes), or with the server (gains).
 """
 
@@ -10,11 +10,11 @@ import math
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from histospec.client.vllm.cost import Promise, Rate, StepPrices, looks_of
-from histospec.client.vllm.cost.prices import NOTHING, Looks, half_octaves
-from histospec.client.vllm.model_drafter.gains import STARTING, Best, LevelGains, best
-from histospec.client.vllm.model_drafter.outcomes import Outcomes
-from histospec.client.vllm.model_drafter.ways import BARE, BOTH, MODEL, SERVER, Way
+from histospec.client.vllm.choice import Promise, Rate, StepPrices, looks_of
+from histospec.client.vllm.choice.gains import STARTING, Best, LevelGains, best
+from histospec.client.vllm.choice.modes import BARE, BOTH, MODEL, SERVER, Way
+from histospec.client.vllm.choice.outcomes import Outcomes
+from histospec.client.vllm.choice.prices import NOTHING, Looks, half_octaves
 
 MEMORY = 48.0  # steps over which a yield is measured
 SPREAD = 1.0  # standard deviation of the tokens that a request gets in a step
