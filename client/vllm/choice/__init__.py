@@ -1,14 +1,6 @@
-"""Learns what drafts cost an engine from the time of its steps, and decides whether to ask for any. Does no I/O.
+"""Chooses how an engine drafts: not at all, with the server, with the model's own drafter, or with both.
 
-prices.py fits the price of a step, rates.py holds the mean tokens of recent steps, promise.py says what drafts would
-yield, learned.py compares and decides; fixed.py does neither.
+`prices` learns what the parts of a step cost, `worth` what each of the four `modes` yields for that, and `chooser`
+decides for the whole batch. If the model has a drafter of its own (MTP and EAGLE heads, a small draft model), `drafts`
+takes the better of two drafts for each request, and `model_drafter` runs all of it in the steps of vLLM.
 """
-
-from histospec.client.vllm.choice.clock import StepClock
-from histospec.client.vllm.choice.fixed import FixedCost
-from histospec.client.vllm.choice.learned import LearnedCost
-from histospec.client.vllm.choice.prices import StepPrices, looks_of
-from histospec.client.vllm.choice.promise import Promise, promise_of
-from histospec.client.vllm.choice.rates import Rate
-
-__all__ = ["FixedCost", "LearnedCost", "Promise", "Rate", "StepClock", "StepPrices", "looks_of", "promise_of"]

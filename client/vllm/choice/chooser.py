@@ -1,40 +1,45 @@
-"""Decides how an engine drafts whose model has a drafter of its own: not at all, with the server, the model, or both.
+"""Decides how an engine drafts: not at all, with the server, with the model's own drafter, or with both.
 
-The engine changes its way when the expected advantages of another one add up (a cumulative sum; E. S. Page, "Continuous
-Inspection Schemes", Biometrika 1954). It tries a way for a few steps if that might pay by a price that is not known
-well, and again at growing intervals. Only steps count that draft in the same way as the step before: each step verifies
-the drafts of the step before, and the first step of a kind is slower, because its code has left the caches.
+The engine changes its mode when the expected advantages of another one add up (a cumulative sum; E. S. Page,
+"Continuous Inspection Schemes", Biometrika 1954). It tries a mode for a few steps, a trial, if that might pay by a
+price that is not known well, and again at growing intervals. While the server is not asked, the scheduler asks it now
+and then for drafts that no step verifies: they promise what its drafts would yield, and most of the price of a draft is
+its verification. Only steps count that draft in the same mode as the step before: each step verifies the drafts of the
+step before, and the first step of a kind is slower, because its code has left the caches.
 
-A drafter that rests reads no prompts, so it can draft nothing for these requests later (gaps). It therefore begins to
-work again only when requests begin, and rests only when its price is known.
+A drafter that rests reads no prompts, so it can draft nothing for these requests later (DrafterCoverage). It therefore
+begins to work again only when requests begin, and rests only when its price is known.
 """
 
 import math
 
-from histospec.client.vllm.choice import Promise, looks_of
-from histospec.client.vllm.choice.clock import WATCHED
-from histospec.client.vllm.choice.gains import STARTING, LevelGains
-from histospec.client.vllm.choice.learned import MODERATE
-from histospec.client.vllm.choice.modes import BARE, REST, Limits, Way
-from histospec.client.vllm.choice.outcomes import Outcomes
-from histospec.client.vllm.choice.pauses import Pauses
-from histospec.client.vllm.choice.worth import Yields
+from histospec.client.vllm.choice.drafts import Outcomes
+from histospec.client.vllm.choice.modes import NO_DRAFTER, NOTHING, REST, Limits, Mode, Pauses
+from histospec.client.vllm.choice.prices import work_of
+from histospec.client.vllm.choice.worth import STARTING, LevelGains, Promise, Worth
 from histospec.protocol.costs import HOPELESS_VERIFY_COST
 
-WEIGH = 8  # steps between two comparisons of the ways
-FEWEST = 4  # steady steps in a way before it is compared
-FIRST = 24  # steady steps with a size of the batch before another way is tried
-ENOUGH = 1.0  # sum of the advantages of a way, in tokens, at which the engine changes to it
-OPTIMISM = 1.0  # a way is tried if it pays at a price this many standard deviations lower
-LOOK = 32  # sequences times steps of a trial,
-LOOK_STEPS = 3, 8  # which takes from 3 to 8 steps: a longer gap would spoil the drafter's later tokens
-LASTED = 256  # steps after which it was no mistake to have changed to a way
+WATCHED = 16  # of the steps in which nothing drafts, one in 16 is measured
+WEIGH = 8  # steps between two comparisons of the modes
+FEWEST = 4  # steady steps in a mode before it is compared
+FIRST = 24  # steady steps with a size of the batch before another mode is tried, if the mode in use drafts
+ENOUGH = 1.0  # sum of the advantages of a mode, in tokens, at which the engine changes to it
+OPTIMISM = 1.0  # a mode is tried if it pays at a price this many standard deviations lower
+TRIAL = 32  # a trial covers 32 request-steps,
+TRIAL_STEPS = 3, 8  # within 3 to 8 steps: a longer gap would spoil the drafter's later tokens
+LASTED = 256  # steps after which it was no mistake to have changed to a mode
 BETTER = 1.25  # the server's drafts are tried at once if they promise this many times the tokens of the last failure
+STALE = 512
+"""Steps after which steps without drafts are measured again. With 1,024, 2 of 3 simulated engines knew only half of the
+price of a token 4,000 steps after it had risen from 0.05 to 1."""
+UNASKED = 1024  # steps after which the server is tried, whatever it promises; with 512, that costs more than 0.5 %
+OTHER_BATCH = 2  # half octaves: for a batch size that differs by more, an earlier failure says little
 UNSTEADY = 128  # steps of which none could be compared, after which the server is asked
 PROMISING = 1.5  # if its drafts promise so many tokens
 OVERDUE = 4  # a drafter is tried in the midst of requests if it has rested this many times as long as it must
 READ = 0.9  # share of the requests that the drafter must have read, for its yield to count
-WAIT = 32  # steps in which that share must rise until then
+WAIT = 32  # give up if that share has not risen in 32 steps
+MODERATE = 0.25  # the highest cost to try drafts with: likely tokens, which nearly pay for themselves
 LONGER = 0.4
 """Share of the cost with which to ask the server for drafts that are compared with the model's. Tokens that the model
 drafts, too, are more likely than the server knows, so longer drafts pay. The comparison cuts tokens that do not pay."""
@@ -42,35 +47,43 @@ VARY = 4, 64  # steps between two changes of the number of tokens: while a price
 CHEAPER = 0.25  # share of the price of verifying a token in a step whose drafts are longer, to learn that price
 
 
-class Steering:
+class ModeChooser:
     """Decides, after each step, who drafts next, and how many tokens the drafter makes. Not thread-safe."""
 
-    looks_next = False
+    def __init__(
+        self,
+        verify_cost: float | None = None,
+        limits: Limits = NO_DRAFTER,
+        drafter: tuple[Outcomes, LevelGains] | None = None,
+    ) -> None:
+        """Starts without knowledge.
 
-    def __init__(self, outcomes: Outcomes, gains: LevelGains, limits: Limits, verify_cost: float | None = None) -> None:
-        """Takes what the drafter can do, and what it yields: alone (`outcomes`), and with the server (`gains`).
-
-        `verify_cost`: the cost that the user has set, at which the server is always asked, or never; None: learn it.
+        Args:
+            verify_cost: the cost that the user has set, at which the server is always asked, or never; None: learn it.
+            limits: what the model's own drafter can do.
+            drafter: what it yields, alone and with the server; None: the model has none.
         """
         asked = (False, True) if verify_cost is None else (verify_cost < HOPELESS_VERIFY_COST,)
-        ways = [Way(server, drafter) for drafter in limits.runs for server in asked]  # the simplest first
-        self._limits, self._fixed, self._ways = limits, verify_cost, frozenset(ways)
-        self._yields = Yields(outcomes, gains, ways, verify_cost)
-        self._pauses = Pauses(ways)
-        self._evidence = dict.fromkeys(ways, 0.0)
-        self._way = Way(asked[0], limits.runs[-1])
-        self._back: Way | None = None  # the way in use before a trial; None: there is no trial
+        modes = [Mode(server, drafts) for drafts in limits.runs for server in asked]  # the simplest first
+        self._limits, self._fixed, self._modes = limits, verify_cost, frozenset(modes)
+        self._worth = Worth(modes, verify_cost, drafter)
+        self._pauses = Pauses(modes)
+        self._evidence = dict.fromkeys(modes, 0.0)
+        self._mode = Mode(asked[0], limits.runs[-1])
+        self._back: Mode | None = None  # the mode in use before a trial; None: there is no trial
         self._tried_at = 0  # the step in which the newest trial began
-        self._changed = False  # whether the engine changed to the way in use
+        self._changed = False  # whether the engine changed to the mode in use
         self._settled = 0  # steady steps in it
         self._waited = 0  # steps in it in which the drafter had not read enough of the requests
         self._read_before = 0.0  # the share that it had read, WAIT such steps ago
         self._number = 0
         self._weighed = 0  # the step of the last comparison
-        self._was: Way | None = None  # who drafted in the newest step
-        self._asked = self._way.server  # whether the server was asked for its drafts
+        self._was: Mode | None = None  # who drafted in the newest step
+        self._asked = self._mode.server  # whether the server was asked for its drafts
+        self._left = dict.fromkeys(modes, 0)  # the step in which the engine last left each mode
         self._unsteady = 0  # steps since the last one that could be compared
-        self._refused = math.inf  # tokens with the server when it last did not pay
+        self._refused = math.inf  # tokens with the server when it last did not pay,
+        self._refused_size = 0  # and the size of the batch, in half octaves
         self.read = 1.0
         """Share of the running requests that the drafter has read; the caller sets it."""
 
@@ -79,18 +92,18 @@ class Steering:
     @property
     def value(self) -> float:
         """The cost of a drafted token at the batch size of the newest step; DEFAULT_VERIFY_COST while unknown."""
-        return self._yields.prices.cost if self._fixed is None else self._fixed
+        return self._worth.prices.cost if self._fixed is None else self._fixed
 
     @property
-    def told(self) -> float:
-        """The cost to report to the server, for its metrics; while it is not asked, one at which none is drafted."""
-        asks = self._way.server or self._fixed is not None
+    def reported_cost(self) -> float:
+        """The cost that the server's metrics show; while the server is not asked, one at which none is drafted."""
+        asks = self._mode.server or self._fixed is not None
         return self.value if asks else max(self.value, HOPELESS_VERIFY_COST)
 
     @property
     def learned(self) -> bool:
         """Whether `value` was measured."""
-        return self._fixed is None and self._yields.prices.verify_cost_known
+        return self._fixed is None and self._worth.prices.verify_cost_known
 
     @property
     def moderate(self) -> float:
@@ -100,7 +113,7 @@ class Steering:
     @property
     def curious(self) -> bool:
         """Whether to ask for drafts now and then that no step verifies, for `promised`."""
-        return self._fixed is None and not self._way.server
+        return self._fixed is None and not self._mode.server
 
     @property
     def price(self) -> float:
@@ -108,16 +121,24 @@ class Steering:
 
         Sometimes it is lower, so that longer drafts show what they cost.
         """
-        vary = self._number % VARY[self._yields.prices.verify_cost_sure] == 0
-        return self._yields.token_price * (CHEAPER if vary else 1.0)
+        return self._worth.token_price * (CHEAPER if self._varies else 1.0)
 
     def next(self) -> float | None:
         """Returns the cost to ask the server for the next drafts with; None: ask for none."""
-        self._asked = self._way.server
+        self._asked = self._mode.server
         if not self._asked:
             return None
-        cost = self.moderate if self._back is not None else self.value
-        return cost * LONGER if self._way.drafter else cost
+        if self._mode.drafter:
+            return LONGER * (self.value if self._back is None else self.moderate)
+        if self._fixed is not None:
+            return self._fixed
+        if self._back is not None:
+            return self.moderate
+        return self.value * (CHEAPER if self._varies else 1.0)
+
+    @property
+    def _varies(self) -> bool:
+        return self._number % VARY[self._worth.prices.verify_cost_sure] == 0
 
     def number(self, sequences: int, prompts: bool) -> int:
         """Returns how many tokens the drafter makes in the step that begins, or REST.
@@ -126,11 +147,11 @@ class Steering:
             sequences: how many sequences the step computes, at least 1.
             prompts: whether it computes prompts.
         """
-        self._yields.move(sequences)
-        limits, prices = self._limits, self._yields.prices
-        if prompts and not self._way.drafter:
+        self._worth.move(sequences)
+        limits, prices = self._limits, self._worth.prices
+        if prompts and not self._mode.drafter:
             self._begin_requests()
-        if not self._way.drafter:
+        if not self._mode.drafter:
             return REST
         if not limits.may_vary:
             return limits.longest
@@ -138,7 +159,7 @@ class Steering:
             return limits.fixed
         turn, rest = divmod(self._number, VARY[prices.drafter_known])
         vary = (1 if turn % 2 else -1) if rest == 0 else 0
-        tokens = self._yields.tokens[self._way.server] if prices.plain_known else STARTING
+        tokens = self._worth.tokens[self._mode.server] if prices.plain_known else STARTING
         return max(1, min(tokens + vary, limits.longest))
 
     def passes(self) -> bool:
@@ -147,7 +168,7 @@ class Steering:
         Call it only for a step that verified no drafts, and in which the drafter did not run.
         """
         number = self._number + 1
-        quiet = self._way == self._was == BARE and self._back is None and self._settled >= FEWEST
+        quiet = self._mode == self._was == NOTHING and self._back is None and self._settled >= WEIGH
         if not quiet or number % WATCHED in (0, WATCHED - 1):
             return False
         self._number = number
@@ -158,7 +179,7 @@ class Steering:
 
     def promised(self, promise: Promise) -> None:
         """Takes what drafts of the server promise that no step verifies, asked for at the cost `moderate`."""
-        if self._yields.promised(promise) >= BETTER * self._refused:
+        if self._worth.promised(promise) >= BETTER * self._refused:
             self._pauses.forgive_server()
 
     def observe(
@@ -166,20 +187,28 @@ class Steering:
         seconds: float,
         sequences: int,
         tokens: int,
+        generated: int,
         alone: bool = False,
-        generated: int | None = None,
         model_tokens: int | None = None,
     ) -> None:
         """Learns from one step, and decides how to draft next.
 
-        `model_tokens`: how many tokens the drafter made for each sequence; None: it did not run. For the others, see
-        LearnedCost.
+        Args:
+            seconds: from the end of the step before to its own; infinite or nan if unknown (idle time).
+            sequences: how many sequences it computed.
+            tokens: how many tokens were scheduled, drafted ones included.
+            generated: how many tokens it yielded.
+            alone: whether it can be compared with no other: it computed prompts, too, or compiled kernels.
+            model_tokens: how many tokens the drafter made for each sequence; None: it did not run.
         """
         self._number += 1
-        before, self._was = self._was, Way(self._asked, model_tokens is not None)
+        before, self._was = self._was, Mode(self._asked, model_tokens is not None)
         if sequences < 1:
             return
-        self._yields.move(sequences)
+        self._worth.move(sequences)
+        if abs(self._worth.size - self._refused_size) > OTHER_BATCH:
+            self._refused_size = self._worth.size
+            self._pauses.forgive_server()
         if not 0 < seconds < math.inf:
             self._wake()
             return
@@ -189,77 +218,87 @@ class Steering:
                 self._trust_promises()
             return
         self._unsteady = 0
-        looks = looks_of(self._asked, (tokens - sequences) / sequences, model_tokens)
-        self._yields.prices.observe(self._number, seconds, sequences, looks)
-        if generated is None or self._was != self._way:
+        work = work_of(self._asked, (tokens - sequences) / sequences, model_tokens)
+        self._worth.prices.observe(self._number, seconds, sequences, work)
+        if self._was != self._mode:
             return
-        if self._way.drafter and self.read < READ and self._without in self._ways:
+        if self._mode.drafter and self.read < READ and self._without in self._modes:
             self._wait()
             return
-        self._yields.add(self._way, sequences, generated, looks)
+        self._worth.rates[self._mode].add(sequences, generated, work)
         self._settled += 1
         if self._back is None:
             self._compare()
-        elif self._settled >= min(max(LOOK_STEPS[0], LOOK / sequences), LOOK_STEPS[1]):
+        elif self._settled >= min(max(TRIAL_STEPS[0], TRIAL / sequences), TRIAL_STEPS[1]):
             self._end_trial(self._back, self._settled * sequences)
 
     # ---- decisions --------------------------------------------------------------------------------------------------
 
     @property
-    def _with(self) -> Way:
-        return Way(self._way.server, True)
+    def _with(self) -> Mode:
+        return Mode(self._mode.server, True)
 
     @property
-    def _without(self) -> Way:
-        return Way(self._way.server, False)
+    def _without(self) -> Mode:
+        return Mode(self._mode.server, False)
 
     def _compare(self) -> None:
-        """Changes to another way, or begins to try one, if that promises to pay."""
+        """Changes to another mode, or begins to try one, if that promises to pay."""
         if self._settled < FEWEST or self._number - self._weighed < WEIGH:
             return
         now = self._weighed = self._number
-        worth = self._yields.worth(self._way)
-        least = worth.pop(self._way).tokens + self._yields.margin(self._way)
-        for way, other in worth.items():
-            self._evidence[way] = min(max(0.0, self._evidence[way] + other.tokens - least), ENOUGH)
-        at_best = {w: o.tokens + OPTIMISM * o.doubt for w, o in worth.items() if self._may_change(w)}
-        found = [w for w in at_best if self._evidence[w] >= ENOUGH and self._pauses.may_take(w, now)]
-        tried = [w for w in at_best if at_best[w] > least and self._pauses.may_try(w, now)]
-        prices = self._yields.prices
+        worth = self._worth.of_modes(self._mode)
+        least = worth.pop(self._mode).tokens + self._worth.margin(self._mode)
+        for mode, other in worth.items():
+            advantage = other.tokens - least - min(other.doubt, other.doubt**3)  # a price in doubt must not decide
+            self._evidence[mode] = min(max(0.0, self._evidence[mode] + advantage), ENOUGH)
+        at_best = {m: o.tokens + OPTIMISM * o.doubt for m, o in worth.items() if self._may_change(m)}
+        known = [m for m in at_best if self._left[m]]  # those that it has been in
+        found = [m for m in known if self._evidence[m] >= ENOUGH and self._pauses.may_take(m, now)]
+        tried = [m for m in at_best if at_best[m] > least and self._pauses.may_try(m, now)]
+        prices = self._worth.prices
+        stale = [
+            mode
+            for mode, steps in ((NOTHING, STALE), (Mode(True, self._mode.drafter), UNASKED))
+            if mode in at_best and now - self._left[mode] >= steps
+        ]
         if found:
             self._change(max(found, key=at_best.__getitem__))
-        elif prices.steps < FIRST:
-            return  # the price of the way in use, with this size of the batch, has to be known first
-        elif BARE in worth and not prices.plain_known and self._pauses.may_try(BARE, now):
-            self._try(BARE)  # its time is the unit of all prices
+        elif self._mode != NOTHING and prices.steps < FIRST:
+            return  # the price of the mode in use, with this size of the batch, has to be known first
+        elif NOTHING in worth and not prices.plain_known and self._pauses.may_try(NOTHING, now):
+            self._try(NOTHING)  # its time is the unit of all prices
         elif tried:
-            self._try(tried[0])  # the simplest way first, whose price tells more of the others
+            self._try(tried[0])  # the simplest mode first, whose price tells more of the others
+        elif stale:
+            self._try(stale[0])
         elif self._with in worth and self._pauses.rested(now, OVERDUE):
             self._try(self._with)
 
     def _trust_promises(self) -> None:
         """Asks the server if its drafts promise enough: no step can be compared, for example if each reads prompts."""
-        with_server, promise = Way(True, self._way.drafter), self._yields.promise
-        if not self._way.server and with_server in self._ways and promise is not None and promise.tokens >= PROMISING:
+        with_server, promise = Mode(True, self._mode.drafter), self._worth.promise
+        enough = promise is not None and promise.tokens >= PROMISING
+        if enough and not self._mode.server and with_server in self._modes:
             self._change(with_server)
 
-    def _may_change(self, way: Way) -> bool:
-        """Returns whether the engine may change to a way in the midst of requests.
+    def _may_change(self, mode: Mode) -> bool:
+        """Returns whether the engine may change to a mode in the midst of requests.
 
         The drafter cannot begin, because it has not read them. It may rest once its price is known, and what it adds to
         the server's drafts.
         """
-        if way.drafter or not self._way.drafter:
-            return way.drafter == self._way.drafter
-        return self._yields.prices.plain_known and (self._yields.known or not way.server)
+        if mode.drafter or not self._mode.drafter:
+            return mode.drafter == self._mode.drafter
+        return self._worth.prices.plain_known and (self._worth.known or not mode.server)
 
     def _begin_requests(self) -> None:
         """Lets the drafter work again if that pays or is to be tried, or ends a trial without it: requests begin."""
         if self._back is not None and self._back.drafter:
-            self._pauses.cut_short(self._way, self._number)
+            self._pauses.cut_short(self._mode, self._number)
             self._return(self._back)
-        elif self._back is None and self.read >= READ and self._with in self._ways:
-            if self._yields.added(self._way.server) > 0 and self._pauses.may_take(self._with, self._number):
+        elif self._back is None and self.read >= READ and self._with in self._modes:
+            if self._worth.added(self._mode.server) > 0 and self._pauses.may_take(self._with, self._number):
                 self._change(self._with)
             elif self._pauses.rested(self._number):
                 self._try(self._with)
@@ -273,58 +312,60 @@ class Steering:
         check, rises = self._waited % (WEIGH if self._back is None else WAIT) == 0, True
         if self._waited % WAIT == 0:
             rises, self._read_before = self.read > self._read_before, self.read
-        if not rises or (check and self._yields.added(self._way.server) <= 0):
+        if not rises or (check and self._worth.added(self._mode.server) <= 0):
             back, self._back = self._back, None
             self._changed = self._changed or back is not None
             self._change(self._without if back is None or back.drafter else back)
 
-    def _try(self, way: Way) -> None:
-        if way.drafter and not self._way.drafter:
-            self._yields.fade()
-        self._back, self._tried_at = self._way, self._number + 1
-        self._yields.clear(way)
-        self._enter(way)
+    def _try(self, mode: Mode) -> None:
+        if mode.drafter and not self._mode.drafter:
+            self._worth.fade()
+        self._back, self._tried_at = self._mode, self._number + 1
+        self._worth.rates[mode].clear()
+        self._enter(mode)
 
-    def _end_trial(self, back: Way, samples: int) -> None:
-        """Stays with the way that was tried if it is faster than the one before."""
-        if self._yields.is_faster(self._way, back, samples):
+    def _end_trial(self, back: Mode, samples: int) -> None:
+        """Stays with the mode that was tried if it is faster than the one before."""
+        if self._worth.is_faster(self._mode, back, samples):
             self._back, self._changed = None, True
             self._pauses.left(back, self._number, self._rests(back), mistaken=False)
         else:
-            way = self._way
+            mode = self._mode
             self._return(back)
-            self._pauses.tried(way, self._number, self._rests(way))
-            self._refuse(way)
+            self._pauses.tried(mode, self._number, self._rests(mode))
+            self._refuse(mode)
 
-    def _return(self, back: Way) -> None:
+    def _return(self, back: Mode) -> None:
         self._back = None
         self._enter(back)
         self._settled = FEWEST
 
-    def _change(self, way: Way) -> None:
-        left, mistaken = self._way, self._changed and self._settled < LASTED
-        self._yields.clear(way)
-        self._enter(way)
+    def _change(self, mode: Mode) -> None:
+        left, mistaken = self._mode, self._changed and self._settled < LASTED
+        self._worth.rates[mode].clear()
+        self._enter(mode)
         self._changed = True
         self._pauses.left(left, self._number, self._rests(left), mistaken)
         if mistaken:
             self._refuse(left)
 
-    def _enter(self, way: Way) -> None:
-        self._way, self._settled, self._waited, self._read_before = way, 0, 0, self.read
-        self._evidence = dict.fromkeys(self._ways, 0.0)
+    def _enter(self, mode: Mode) -> None:
+        self._left[self._mode] = self._number
+        self._mode, self._settled, self._waited, self._read_before = mode, 0, 0, self.read
+        self._evidence = dict.fromkeys(self._modes, 0.0)
 
-    def _rests(self, left: Way) -> bool:
-        return left.drafter and not self._way.drafter
+    def _rests(self, left: Mode) -> bool:
+        return left.drafter and not self._mode.drafter
 
-    def _refuse(self, way: Way) -> None:
-        if way.server:
-            self._refused = self._yields.generated(way)
+    def _refuse(self, mode: Mode) -> None:
+        if mode.server:
+            rate = self._worth.rates[mode]
+            self._refused, self._refused_size = rate.generated if rate.steps else math.inf, self._worth.size
 
     def _wake(self) -> None:
         """Notes that the engine was idle: other requests follow, perhaps with more history."""
         if self._back is not None and self._tried_at < self._number:
             self._return(self._back)
         self._settled = 0
-        self._evidence = dict.fromkeys(self._ways, 0.0)
-        self._yields.wake(self._way)
+        self._evidence = dict.fromkeys(self._modes, 0.0)
+        self._worth.wake(self._mode)
