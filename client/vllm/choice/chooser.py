@@ -79,6 +79,7 @@ class ModeChooser:
         self._number = 0
         self._weighed = 0  # the step of the last comparison
         self._was: Mode | None = None  # who drafted in the newest step
+        self._passed = False  # whether it passed: the clock was not read, so the next step teaches nothing
         self._asked = self._mode.server  # whether the server was asked for its drafts
         self._left = dict.fromkeys(modes, 0)  # the step in which the engine last left each mode
         self._unsteady = 0  # steps since the last one that could be compared
@@ -171,8 +172,7 @@ class ModeChooser:
         quiet = self._mode == self._was == NOTHING and self._back is None and self._settled >= WEIGH
         if not quiet or number % WATCHED in (0, WATCHED - 1):
             return False
-        self._number = number
-        self._was = None  # the clock is not read, so the next step teaches nothing
+        self._number, self._passed = number, True
         return True
 
     # ---- what it learns from ----------------------------------------------------------------------------------------
@@ -202,7 +202,8 @@ class ModeChooser:
             model_tokens: how many tokens the drafter made for each sequence; None: it did not run.
         """
         self._number += 1
-        before, self._was = self._was, Mode(self._asked, model_tokens is not None)
+        before, self._was = None if self._passed else self._was, Mode(self._asked, model_tokens is not None)
+        self._passed = False
         if sequences < 1:
             return
         self._worth.move(sequences)
@@ -257,11 +258,9 @@ class ModeChooser:
         found = [m for m in known if self._evidence[m] >= ENOUGH and self._pauses.may_take(m, now)]
         tried = [m for m in at_best if at_best[m] > least and self._pauses.may_try(m, now)]
         prices = self._worth.prices
-        stale = [
-            mode
-            for mode, steps in ((NOTHING, STALE), (Mode(True, self._mode.drafter), UNASKED))
-            if mode in at_best and now - self._left[mode] >= steps
-        ]
+        with_server = Mode(True, self._mode.drafter)
+        stale = [m for m, steps in ((NOTHING, STALE), (with_server, UNASKED)) if now - self._left.get(m, now) >= steps]
+        stale += [m for m in (with_server,) if m in worth and self._pauses.may_try(m, now)]
         if found:
             self._change(max(found, key=at_best.__getitem__))
         elif self._mode != NOTHING and prices.steps < FIRST:
@@ -270,7 +269,7 @@ class ModeChooser:
             self._try(NOTHING)  # its time is the unit of all prices
         elif tried:
             self._try(tried[0])  # the simplest mode first, whose price tells more of the others
-        elif stale:
+        elif stale := [m for m in stale if m in at_best]:
             self._try(stale[0])
         elif self._with in worth and self._pauses.rested(now, OVERDUE):
             self._try(self._with)

@@ -291,8 +291,9 @@ class Worth:
         return self._best(server).net - (0.0 if server else self._speed * self.prices.each.verify)
 
     def is_faster(self, mode: Mode, than: Mode, samples: int) -> bool:
-        """Returns whether a mode that was tried is faster than the one before, by more than may be noise.
+        """Returns whether a mode that was tried is faster than the one before.
 
+        If the drafter takes part in either, by more than may be noise: a mistake would leave gaps in what it has read.
         If the former mode has no steps since the engine was idle, what the drafter adds decides.
 
         `samples`: steps of requests in which the former was tried.
@@ -304,7 +305,7 @@ class Worth:
         gain = tried.generated - before.generated
         gain -= speed * (prices.price(tried.work) - prices.price(before.work))
         noise = math.hypot(SPREAD / math.sqrt(samples), speed * prices.doubt(tried.work, before.work))
-        return gain > noise + self.margin(than)
+        return gain > noise * (mode.drafter or than.drafter) + self.margin(than)
 
     def _set_speed(self, rate: Rate) -> float:
         # At least 1: steps without drafts are always to be had.
