@@ -13,7 +13,7 @@ from histospec.server.settings.config import StoreConfig
 from histospec.server.stores.interface import Reader, Store
 from histospec.server.stores.opening import Opened, Progress
 from histospec.server.stores.redis.location import Location
-from histospec.server.stores.sqlite.snapshot import SQLiteSnapshot
+from histospec.server.stores.sqlite.reader import SQLiteSnapshot
 from histospec.server.stores.sqlite.store import SQLiteStore
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def open_store(config: StoreConfig, shard: str) -> Store:
         ConfigError: the store cannot be used; the message says what to change.
     """
     if config.kind == "sqlite":
-        return _open_sqlite(config, Progress())
+        return _open_sqlite(config)
     store, where = _redis(config, shard, location_of(config))
     try:
         store.newest_epochs()
@@ -71,11 +71,10 @@ def open_patiently(config: StoreConfig, shard: str, watched: "Watched[Location] 
 
     """
     if config.kind == "sqlite":
-        progress.tell("being opened")
-        sqlite = _open_sqlite(config, progress)
+        sqlite = _open_sqlite(config)
         return Opened(sqlite, sqlite.newest_epochs())
     store, where = _redis(config, shard, watched)
-    from histospec.server.stores.redis.reaching import reach
+    from histospec.server.stores.redis.servers import reach
 
     try:
         return Opened(store, reach(store, where, watched is not None, progress))
@@ -95,18 +94,11 @@ def open_reader(config: StoreConfig) -> Reader:
     return open_store(config, "")
 
 
-def _open_sqlite(config: StoreConfig, progress: Progress) -> SQLiteStore:
+def _open_sqlite(config: StoreConfig) -> SQLiteStore:
     disk = config.disk
     if disk is None:
         disk = int(DISK_SHARE * volume_bytes(config.data_dir)) >> 20 << 20  # whole MiB
-    return SQLiteStore(
-        config.data_dir,
-        config.history_epochs,
-        disk=disk or None,
-        upgrade_copy=config.upgrade_copy,
-        progress=progress,
-        **_common(config),
-    )
+    return SQLiteStore(config.data_dir, config.history_epochs, disk=disk or None, **_common(config))
 
 
 def _common(config: StoreConfig) -> dict[str, Any]:
@@ -120,7 +112,8 @@ def _common(config: StoreConfig) -> dict[str, Any]:
 def _redis(
     config: StoreConfig, shard: str, watched: "Watched[Location] | None"
 ) -> "tuple[RedisStore, Callable[[], Location]]":
-    from histospec.server.stores.redis.store import RedisStore  # a sixth of the server's imports, and rarely needed
+    from histospec.server.stores.redis.servers import Servers  # a sixth of the server's imports, and rarely needed
+    from histospec.server.stores.redis.store import RedisStore
 
     if watched is not None:
         where = watched.look
@@ -136,4 +129,4 @@ def _redis(
             read_text(Path(ca))
         except (OSError, ValueError) as error:
             raise ConfigError(f"--store {where()}: ca: {ca}: {reason(error)}; give a file of certificates") from None
-    return RedisStore(where, config.history_epochs, shard, **_common(config)), where
+    return RedisStore(Servers(where), config.history_epochs, shard, **_common(config)), where

@@ -82,7 +82,6 @@ ROOMS = {
 
 
 def sources() -> Iterator[tuple[str, Path]]:
-    """Every module, by name."""
     for package, folder in PACKAGES.items():
         for path in sorted([*folder.rglob("*.py"), *folder.rglob("*.pyi")]):
             parts = path.relative_to(folder).with_suffix("").parts

@@ -35,7 +35,7 @@ from benchmarks.tables import heading, line
 from examples.draft_server import free_port
 from histospec.native import Engine
 from histospec.server.stores.interface import Problem, Record, ResponseBatch
-from histospec.server.stores.sqlite.snapshot import SQLiteSnapshot
+from histospec.server.stores.sqlite.reader import SQLiteSnapshot
 from histospec.server.stores.sqlite.store import SQLiteStore
 from histospec.v1 import draft_pb2 as pb
 

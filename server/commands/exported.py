@@ -10,8 +10,9 @@ import grpc
 
 from histospec.server.commands.lines import Stored
 from histospec.server.commands.shards import Shards, ShardsError, failed
-from histospec.server.stores.interface import Problem, Reader, Record
-from histospec.server.stores.sqlite.reader import digest_of
+from histospec.server.stores.interface import Problem, Reader
+from histospec.server.stores.records import from_message
+from histospec.server.stores.sqlite.database import digest_of
 from histospec.v1 import draft_pb2 as pb
 
 
@@ -61,7 +62,7 @@ class Exported:
             for message in call:
                 learned = message.estimator or learned
                 for part in message.problems:
-                    records = [_record(response) for response in part.responses]
+                    records = [from_message(response) for response in part.responses]
                     responses += len(records)
                     if part.continued and stored is not None:
                         stored.records.extend(records)
@@ -114,15 +115,3 @@ def _united(same: list[Stored]) -> Iterator[Stored]:
         records = sorted([*other.records, *stored.records], key=lambda record: record.epoch)
         found[key] = Stored(other.problem, records, other.estimator or stored.estimator)
     yield from found.values()
-
-
-def _record(response: pb.Response) -> Record:
-    return Record(
-        response.tokens,
-        response.epoch,
-        response.reward if response.HasField("reward") else None,
-        response.logprobs,
-        response.generated,
-        response.seed if response.HasField("seed") else None,
-        response.alternatives,
-    )

@@ -13,9 +13,9 @@ from histospec.server.errors import ConfigError, StoreError
 from histospec.server.open_store import DAY
 from histospec.server.settings import options
 from histospec.server.settings.config import StoreConfig
-from histospec.server.stores.retention import Trust
-from histospec.server.stores.sqlite.file import FILE_NAME, open_existing
-from histospec.server.stores.sqlite.retention import each_old, note_down
+from histospec.server.stores.sqlite.database import open_existing
+from histospec.server.stores.sqlite.file import FILE_NAME
+from histospec.server.stores.sqlite.retention import Trust, each_old, note_down
 from histospec.server.stores.sqlite.writes import SLICE_SECONDS, Again, Slice, Write, forget_old
 
 

@@ -7,8 +7,8 @@ from types import TracebackType
 
 from histospec.server.commands.lines import Stored
 from histospec.server.commands.shards import Shards, ShardsError
-from histospec.server.rpc import wire
 from histospec.server.stores.interface import Problem, Record
+from histospec.server.stores.records import to_message
 from histospec.v1 import draft_pb2 as pb
 
 SECONDS = 120.0  # timeout of one request
@@ -98,7 +98,7 @@ class _Lane:
                 self._flush()
             self._request.namespace = problem.namespace
             held = self._request.problems.add(prompt=problem.prompt, problem=problem.name)
-            held.responses.extend(map(wire.stored, part))
+            held.responses.extend(map(to_message, part))
             self._size += size
 
     def _flush(self) -> None:

@@ -5,7 +5,7 @@ from concurrent.futures import Future
 
 from histospec.server.commands.lines import Stored
 from histospec.server.stores.interface import ResponseBatch, Store, by_epoch, total_size
-from histospec.server.stores.merging import lacking
+from histospec.server.stores.records import lacking
 
 # Limits of the data on its way to the store.
 BATCHES = 64

@@ -17,7 +17,7 @@ from histospec.protocol.arrays import FLOAT32, INT32
 from histospec.protocol.limits import MAX_NAMESPACE, MAX_PROBLEM
 from histospec.replay.recordings import Line, LineResponse, read_as
 from histospec.server.stores.interface import Problem, Record
-from histospec.server.stores.merging import mask
+from histospec.server.stores.records import mask
 
 GZIP = 16 + zlib.MAX_WBITS
 LEVEL = 6

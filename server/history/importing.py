@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from histospec.server.history.history import History
 from histospec.server.stores.interface import Problem, Reader, Record, ResponseBatch, by_epoch
-from histospec.server.stores.merging import lacking
+from histospec.server.stores.records import lacking
 
 
 class Imported(NamedTuple):

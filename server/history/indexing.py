@@ -10,7 +10,7 @@ import numpy as np
 from histospec.native import Engine
 from histospec.protocol.arrays import INT32
 from histospec.server.stores.interface import Problem, Record, ResponseBatch
-from histospec.server.stores.merging import without
+from histospec.server.stores.records import for_engine, without
 
 # Building takes BUILD_BYTES per token temporarily. A piece may take 1/INDEX_PART of the memory budget, but at least and
 # at most INDEX_TOKENS tokens.
@@ -76,19 +76,13 @@ class Indexing:
             yield some
 
     def _ingest(self, problem: Problem, records: list[Record], stored: bool = False, ahead: bool = False) -> None:
-        masks = [np.frombuffer(r.generated, np.uint8) if r.generated else None for r in records]
         self._engine.ingest(
             problem.namespace,
             np.frombuffer(problem.prompt, INT32),
-            [np.frombuffer(record.tokens, INT32) for record in records],
-            epochs=[record.epoch for record in records],
-            rewards=[record.reward for record in records],
+            **for_engine(records),
             problem=problem.name or None,
-            generated=masks,
-            seeds=[record.seed for record in records],
             stored=stored,
             ahead=ahead,
-            alternatives=[record.alternatives for record in records],
         )
 
     def held(self, problem: Problem) -> Held:

@@ -231,7 +231,10 @@ class DraftStream:
             rows = np.flatnonzero(~grows)
             asked = asked.of(rows)
         started = time.perf_counter()
-        drafts = await slices.step(self._engine, asked, pacer)
+        try:
+            drafts = await slices.step(self._engine, asked, pacer)
+        except ValueError as error:  # the engine checks the report
+            raise InvalidRequest(f"step.{error}") from None
         self._metrics.draft_seconds.observe(time.perf_counter() - started)
         lengths = (drafts.offsets[1:] - drafts.offsets[:-1]).astype(INT32)
         if rows is not None:

@@ -14,9 +14,9 @@ import structlog
 
 from histospec.server.errors import Unavailable
 from histospec.server.history.history import History
-from histospec.server.rpc import wire
 from histospec.server.security.access import Permit
 from histospec.server.stores.interface import Reader
+from histospec.server.stores.records import to_message
 from histospec.v1 import draft_pb2 as pb
 
 log = structlog.get_logger()
@@ -107,7 +107,7 @@ def pieces(store: Reader, namespace: str) -> Iterator[Piece]:
                 part = message.problems.add(prompt=problem.prompt, problem=problem.name, continued=number > 0)
                 problems += not number
                 size += len(problem.prompt) + EACH
-            part.responses.append(wire.stored(record))
+            part.responses.append(to_message(record))
             responses += 1
             size += record.size + EACH
     yield Piece(message.SerializeToString(), problems, responses)

@@ -13,7 +13,6 @@ from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
 from histospec.native import STEPPED, Engine
-from histospec.protocol.arrays import INT32
 from histospec.server.rpc import encoded
 from histospec.server.rpc.wire import Report, not_a
 from histospec.v1 import draft_pb2 as pb
@@ -192,7 +191,7 @@ def _appends(asked: StepRequest) -> Iterator[tuple[int, StepRequest]]:
         cut = np.clip(offsets[first : last + 1], start, end)
         report = asked.report and asked.report.of(slice(first, last))
         if report and start > offsets[first]:  # already reported with the first slice of this text
-            report = Report(*(np.concatenate(([0], counts[1:])).astype(INT32) for counts in report))
+            report = report.without_first()
         yield (
             first,
             asked._replace(

@@ -14,11 +14,12 @@ from numpy.typing import NDArray
 
 from histospec.protocol import alternatives
 from histospec.protocol.arrays import FLOAT32, INT32, UINT64
-from histospec.protocol.limits import MAX_DRAFT, MAX_EPOCH, MAX_NAMESPACE, MAX_PROBLEM, MAX_QUANTILES
+from histospec.protocol.limits import MAX_EPOCH, MAX_NAMESPACE, MAX_PROBLEM, MAX_QUANTILES
 from histospec.protocol.refusals import draft_too_long, too_many
 from histospec.server.errors import HistoSpecError, InvalidRequest, LimitExceeded
 from histospec.server.settings.config import Config
 from histospec.server.stores.interface import LAST_EPOCH, Problem, Record, ResponseBatch
+from histospec.server.stores.records import from_message, to_message
 from histospec.v1 import draft_pb2 as pb
 
 T = TypeVar("T")
@@ -53,18 +54,22 @@ class Step(NamedTuple):
 
 
 class Report(NamedTuple):
-    """What a worker with a drafter of its own verified for each of B sessions."""
+    """What a worker with a drafter of its own verified for each of B sessions; `Engine.step` checks the values."""
 
-    verified: NDArray[np.int32]
+    verified: NDArray[np.int32] | None = None
     """[B]: verified tokens of the session's last draft from this server."""
-    model_drafted: NDArray[np.int32]
+    model_drafted: NDArray[np.int32] | None = None
     """[B]: verified tokens of the worker's own drafter since the session's last step ..."""
-    model_accepted: NDArray[np.int32]
+    model_accepted: NDArray[np.int32] | None = None
     """[B]: ... and how many of them were accepted."""
 
     def of(self, rows: "NDArray[np.int64] | slice") -> "Report":
         """Returns these rows alone."""
-        return Report(*(counts[rows] for counts in self))
+        return Report(*(None if counts is None else counts[rows] for counts in self))
+
+    def without_first(self) -> "Report":
+        """Returns the report with zeros in its first row."""
+        return Report(*(None if counts is None else counts * (np.arange(len(counts)) > 0) for counts in self))
 
 
 class Close(NamedTuple):
@@ -124,21 +129,8 @@ def history(records: Iterable[Record]) -> bytes:
 
     Encodes one response at a time, so that other threads run in between: 45 MiB at once would stop them for 0.1 s.
     """
-    encoded = (pb.HistoryResponse(responses=[stored(record)]).SerializeToString() for record in records)
+    encoded = (pb.HistoryResponse(responses=[to_message(record)]).SerializeToString() for record in records)
     return b"".join(encoded)  # concatenated messages decode as one message with the elements of all
-
-
-def stored(record: Record) -> pb.Response:
-    """Returns a stored response as a message."""
-    return pb.Response(
-        tokens=record.tokens,
-        logprobs=record.logprobs,
-        reward=record.reward,
-        epoch=record.epoch,
-        generated=record.generated,
-        seed=record.seed,
-        alternatives=record.alternatives,
-    )
 
 
 class Message(NamedTuple):
@@ -253,28 +245,10 @@ def _step(request: pb.Step, config: Config) -> Step:
 
 
 def _report(request: pb.Step, sessions: int) -> Report | None:
-    if bool(request.model_drafted) is not bool(request.model_accepted):
-        absent, there = "model_drafted", "model_accepted"
-        if request.model_drafted:
-            absent, there = there, absent
-        raise InvalidRequest(f"step.{absent}: is absent, but step.{there} is given; both belong together")
-    if not request.verified:
-        if request.model_drafted:
-            raise InvalidRequest("step.verified: is absent, but step.model_drafted is given; both belong together")
+    given = {name: data for name in Report._fields if (data := getattr(request, name))}
+    if not given:
         return None
-    verified = _counts("step.verified", request.verified, sessions)
-    if verified.size and verified.max() > MAX_DRAFT:
-        i = int(verified.argmax())
-        raise InvalidRequest(f"step.verified: {verified[i]} at position {i} is more than the limit of {MAX_DRAFT}")
-    if not request.model_drafted:
-        return Report(verified, np.zeros(sessions, INT32), np.zeros(sessions, INT32))
-    drafted = _counts("step.model_drafted", request.model_drafted, sessions)
-    accepted = _counts("step.model_accepted", request.model_accepted, sessions)
-    if (wrong := accepted > drafted).any():
-        i = int(wrong.argmax())
-        said = f"{accepted[i]} at position {i} are more than the {drafted[i]} of step.model_drafted"
-        raise InvalidRequest(f"step.model_accepted: {said}")
-    return Report(verified, drafted, accepted)
+    return Report(**{name: _counts(f"step.{name}", data, sessions) for name, data in given.items()})
 
 
 def _counts(field: str, data: bytes, sessions: int) -> NDArray[np.int32]:
@@ -288,18 +262,15 @@ def _counts(field: str, data: bytes, sessions: int) -> NDArray[np.int32]:
 
 
 def _close(field: str, request: pb.CloseSession) -> Close:
-    epoch = request.epoch if request.HasField("epoch") else None
-    reward = request.reward if request.HasField("reward") else None
-    _check_epoch(f"{field}epoch", epoch)
-    _check_reward(f"{field}reward", reward)
+    _check_reward(f"{field}reward", request.reward)
     if request.commit:
         _check_per_token(f"{field}logprobs", request.logprobs, FLOAT32, request.generated)
         _check_alternatives(f"{field}alternatives", request.alternatives, request.generated)
     return Close(
         request.session,
         request.commit,
-        epoch,
-        reward,
+        epoch(f"{field}epoch", request.epoch) if request.HasField("epoch") else None,
+        request.reward if request.HasField("reward") else None,
         request.logprobs,
         request.generated,
         request.changes,
@@ -312,13 +283,10 @@ def ingest(request: pb.IngestRequest, config: Config, newest_epoch: int) -> tupl
     who, prompt = problem("", request)
     _check_prompt("prompt", prompt, config)
     _check_number("responses", len(request.responses), config)
-    epoch = min(newest_epoch, LAST_EPOCH)  # a counted epoch may be larger
-    if request.HasField("epoch"):
-        epoch = request.epoch
-        _check_epoch("epoch", epoch)
-    return ResponseBatch(
-        who, [_record(f"responses[{i}].", r, epoch, config) for i, r in enumerate(request.responses)]
-    ), prompt
+    counted = min(newest_epoch, LAST_EPOCH)  # a counted epoch may be larger
+    at = epoch("epoch", request.epoch) if request.HasField("epoch") else counted
+    records = [_record(f"responses[{i}].", response, at, config) for i, response in enumerate(request.responses)]
+    return ResponseBatch(who, records), prompt
 
 
 def imported(request: pb.ImportRequest, config: Config) -> list[tuple[Problem, list[Record]]]:
@@ -349,18 +317,9 @@ def _record(field: str, response: pb.Response, epoch: int, config: Config) -> Re
     _check_per_token(f"{field}generated", response.generated, np.dtype(np.uint8), tokens.size)
     if response.generated and np.frombuffer(response.generated, np.uint8).max() > 1:
         raise InvalidRequest(f"{field}generated: each value must be 0 or 1")
-    reward = response.reward if response.HasField("reward") else None
-    _check_reward(f"{field}reward", reward)
+    _check_reward(f"{field}reward", response.reward)
     _check_alternatives(f"{field}alternatives", response.alternatives, tokens.size)
-    return Record(
-        response.tokens,
-        epoch,
-        reward,
-        response.logprobs,
-        response.generated,
-        _seed(response),
-        response.alternatives,
-    )
+    return from_message(response)._replace(epoch=epoch)
 
 
 def _check_alternatives(field: str, packed: bytes, tokens: int) -> None:
@@ -387,13 +346,8 @@ def epoch(field: str, number: int) -> int:
     return number
 
 
-def _check_epoch(field: str, number: int | None) -> None:
-    if number is not None:
-        epoch(field, number)
-
-
-def _check_reward(field: str, reward: float | None) -> None:
-    if reward is not None and not math.isfinite(reward):
+def _check_reward(field: str, reward: float) -> None:
+    if not math.isfinite(reward):
         raise InvalidRequest(f"{field}: {reward} is not a finite number")
 
 

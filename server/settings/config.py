@@ -52,11 +52,6 @@ class StoreConfig(BaseSettings):
         "extra, usually less than 100MiB",
         json_schema_extra={"default": "90 % of the volume of --data-dir"},
     )
-    upgrade_copy: bool = Field(
-        True,
-        description="copy the SQLite file before a schema change that older servers could not read; "
-        "--no-upgrade-copy skips the copy",
-    )
     max_backlog: Bytes = Field(
         MAX_BACKLOG,
         description="maximum size of data that waits for the store, for example 256MiB; beyond it, ingests wait and "

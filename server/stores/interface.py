@@ -13,7 +13,7 @@ from histospec.server.errors import LimitExceeded
 HISTORY_RESPONSES = 4096
 """The default number of responses kept for each problem, the newest ones."""
 LAST_EPOCH = (1 << 63) - 1
-"""The largest epoch that a store can hold: older versions accepted any int64."""
+"""The largest epoch that a store can hold. Counted epochs may be larger than MAX_EPOCH, the limit of given ones."""
 
 
 class Problem(NamedTuple):
@@ -97,10 +97,10 @@ class Reader(ABC):
         """
 
     @abstractmethod
-    def history(self, problem: Problem, limit: int = 0, room: int | None = None) -> list[Record]:
+    def history(self, problem: Problem, limit: int = 0, max_bytes: int | None = None) -> list[Record]:
         """Returns the responses of a problem, oldest first; with a limit, only that many of the newest.
 
-        Raises LimitExceeded if their arrays exceed `room` bytes.
+        Raises LimitExceeded if their arrays exceed `max_bytes`.
         """
 
     @abstractmethod
@@ -209,11 +209,11 @@ def by_epoch(problem: Problem, records: Iterable[Record]) -> Iterator[ResponseBa
         yield ResponseBatch(problem, list(some))
 
 
-def within(room: int, size: int) -> None:
-    """Raises LimitExceeded if `size` bytes do not fit into `room`."""
-    if size > room:
+def within(max_bytes: int, size: int) -> None:
+    """Raises LimitExceeded if `size` exceeds `max_bytes`."""
+    if size > max_bytes:
         raise LimitExceeded(
-            f"history: the requested responses have {size} bytes, more than the limit of {shown(room)} "
+            f"history: the requested responses have {size} bytes, more than the limit of {shown(max_bytes)} "
             "(--max-message); ask for fewer with limit"
         )
 

@@ -1,18 +1,18 @@
 """A store that a separate thread opens while the server already listens.
 
-Opening may take long: SQLite migrates a file of an older version, and Redis may be unreachable. Until the store is
-open, every request raises StoreOpening; afterwards, the opened store serves it.
+Opening may take long: SQLite copies what can be read of a damaged file, and Redis may be unreachable. Until the store
+is open, every request fails with StoreOpening; afterwards, the opened store serves it.
 """
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 from histospec.server.errors import StoreOpening
-from histospec.server.stores.interface import Problem, Record, ResponseBatch, Store, StoreSize
+from histospec.server.stores.interface import Store, StoreSize
 
-T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
 
 CLOSE_SECONDS = 5.0
 """Seconds that `close` waits for the opening thread to notice; a look-up of a name may take longer."""
@@ -23,13 +23,13 @@ class GivenUp(Exception):  # noqa: N818 - not an error: the server stops before 
 
 
 class Progress:
-    """The progress of opening a store. Thread-safe. After `give_up`, `tell` and `wait` raise GivenUp."""
+    """The progress of opening a store. Thread-safe. After `give_up`, `report` and `wait` raise GivenUp."""
 
     def __init__(self) -> None:
         self._given_up = threading.Event()
         self.text = "being opened"
 
-    def tell(self, text: str) -> None:
+    def report(self, text: str) -> None:
         """Records what is being done. Call it between slices of long work."""
         self.text = text
         self.wait(0)
@@ -40,7 +40,7 @@ class Progress:
             raise GivenUp
 
     def give_up(self) -> None:
-        """Ends the opening at the next `tell` or `wait`."""
+        """Ends the opening at the next `report` or `wait`."""
         self._given_up.set()
 
 
@@ -49,6 +49,31 @@ class Opened(NamedTuple):
 
     store: Store
     newest_epochs: dict[str, int]
+
+
+def _asks(method: F) -> F:
+    """Returns a method that asks the opened store; until it is open, the method raises StoreOpening."""
+    name = method.__name__
+
+    def ask(self: "OpeningStore", *arguments: Any, **options: Any) -> Any:
+        return getattr(self.opened_store(), name)(*arguments, **options)
+
+    return cast(F, ask)
+
+
+def _submits(method: F) -> F:
+    """Returns a method that asks the opened store; until it is open, the returned future fails with StoreOpening."""
+    ask = _asks(method)
+
+    def submit(self: "OpeningStore", *arguments: Any) -> "Future[Any]":
+        try:
+            return cast("Future[Any]", ask(self, *arguments))
+        except StoreOpening as error:
+            failed: Future[Any] = Future()
+            failed.set_exception(error)
+            return failed
+
+    return cast(F, submit)
 
 
 class OpeningStore(Store):
@@ -92,18 +117,11 @@ class OpeningStore(Store):
         else:
             self._opened.set_result(newest)
 
-    def _ready(self) -> Store:
+    def opened_store(self) -> Store:
+        """Returns the store. Raises StoreOpening if it is not open yet."""
         if self._store is None:
             raise StoreOpening(f"store: it is not open yet ({self._progress.text}); try later")
         return self._store
-
-    def _later(self, ask: Callable[[Store], "Future[T]"]) -> "Future[T]":
-        try:
-            return ask(self._ready())
-        except StoreOpening as error:
-            failed: Future[T] = Future()
-            failed.set_exception(error)
-            return failed
 
     @property
     def opening(self) -> str:
@@ -140,57 +158,19 @@ class OpeningStore(Store):
         """See Reader."""
         return 0 if self._store is None else self._store.damaged_responses
 
-    def newest_epochs(self) -> dict[str, int]:
-        """See Reader."""
-        return self._ready().newest_epochs()
-
-    def problems(self, namespace: str) -> Iterator[tuple[Problem, list[Record]]]:
-        """See Reader."""
-        return self._ready().problems(namespace)
-
-    def history(self, problem: Problem, limit: int = 0, room: int | None = None) -> list[Record]:
-        """See Reader."""
-        return self._ready().history(problem, limit, room)
-
-    def estimator(self, namespace: str) -> bytes | None:
-        """See Reader."""
-        return self._ready().estimator(namespace)
-
-    def estimators(self) -> dict[str, bytes]:
-        """See Reader."""
-        return self._ready().estimators()
-
-    def pages(self, problem: Problem) -> Iterator[list[Record]]:
-        """See Reader."""
-        return self._ready().pages(problem)
-
-    def wanted_first(self) -> Iterator[list[Problem]]:
-        """See Store."""
-        return self._ready().wanted_first()
-
-    def look_for_damage(self) -> None:
-        """See Store."""
-        self._ready().look_for_damage()
-
-    def count(self) -> int:
-        """See Reader."""
-        return self._ready().count()
-
-    def append(self, batch: ResponseBatch) -> "Future[None]":
-        """See Store."""
-        return self._later(lambda store: store.append(batch))
-
-    def drop(self, namespace: str) -> "Future[int]":
-        """See Store."""
-        return self._later(lambda store: store.drop(namespace))
-
-    def rewind(self, namespace: str, epoch: int) -> "Future[int]":
-        """See Store."""
-        return self._later(lambda store: store.rewind(namespace, epoch))
-
-    def save_estimator(self, namespace: str, state: bytes) -> "Future[None]":
-        """See Store."""
-        return self._later(lambda store: store.save_estimator(namespace, state))
+    newest_epochs = _asks(Store.newest_epochs)
+    problems = _asks(Store.problems)
+    history = _asks(Store.history)
+    estimator = _asks(Store.estimator)
+    estimators = _asks(Store.estimators)
+    pages = _asks(Store.pages)
+    count = _asks(Store.count)
+    wanted_first = _asks(Store.wanted_first)
+    look_for_damage = _asks(Store.look_for_damage)
+    append = _submits(Store.append)
+    drop = _submits(Store.drop)
+    rewind = _submits(Store.rewind)
+    save_estimator = _submits(Store.save_estimator)
 
     def close(self) -> None:
         """Closes the store, or stops opening it."""

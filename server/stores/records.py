@@ -1,131 +1,221 @@
-"""Encodes a response as bytes, for stores that hold only bytes.
+"""The forms of a stored response: message, row in SQLite, bytes in Redis, arguments of the engine.
 
-Little-endian: version, flags, width of a token, epoch, reward, number of tokens; then the tokens in 2, 3 or 4 bytes
-each, as the largest one needs; then, if the flags say so, float32 log-probabilities, one bit per token for what the
-policy generated, the int64 seed, and the length of the alternatives with their bytes; then 32 bits of the XXH3 hash of
-everything before. With a vocabulary of 150,000, a token takes 3 bytes.
-
-Responses of versions 1 (without a seed) and 2 (with a seed) have no hash and can still be read. Only responses with
-alternatives have version 4, so older servers read all others. They refuse versions that they do not know by their
-number.
+`commands.lines` has the form in the lines of a snapshot, which is that of recorded rollouts.
 """
 
 import struct
+import threading
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from io import BytesIO
+from typing import Any, TypeVar
 
 import numpy as np
+import structlog
 import xxhash
 
-from histospec.protocol.alternatives import fault
 from histospec.protocol.arrays import INT32
 from histospec.server.errors import Damaged
-from histospec.server.stores.interface import LAST_EPOCH, Record
+from histospec.server.logs.lines import Throttle
+from histospec.server.stores.interface import Record
+from histospec.v1 import draft_pb2 as pb
 
-PLAIN, SEEDED, CHECKED, WEIGHED = 1, 2, 3, 4  # the versions
-REWARD, LOGPROBS, GENERATED, SEED, ALTERNATIVES = 1, 2, 4, 8, 16
-_HEAD = struct.Struct("<BBBqdI")
-_SEED = struct.Struct("<q")
-_LENGTH = struct.Struct("<I")
-_HASH = struct.Struct("<I")
-_HASHED = (1 << 32) - 1  # the bits of the hash that are stored
-_WRAP = 1 << 64
-_ABOUT = struct.Struct("<qQdQBIII")
+log = structlog.get_logger()
+
+K = TypeVar("K", bound=Hashable)
 
 
-def pack(record: Record) -> bytes:
-    """Encodes a record."""
-    tokens = np.frombuffer(record.tokens, INT32)
-    largest = int(tokens.max()) if tokens.size else 0
-    width = 2 if largest < 1 << 16 else 3 if largest < 1 << 24 else 4
-    flags = REWARD * (record.reward is not None) | LOGPROBS * bool(record.logprobs) | GENERATED * bool(record.generated)
-    seed = b"" if record.seed is None else _SEED.pack(record.seed)
-    flags |= SEED * bool(seed)
-    flags |= ALTERNATIVES * bool(record.alternatives)
-    version = WEIGHED if record.alternatives else CHECKED
-    head = _HEAD.pack(version, flags, width, record.epoch, record.reward or 0.0, tokens.size)
-    narrow = tokens.view(np.uint8).reshape(-1, 4)[:, :width].tobytes()
-    mask = np.packbits(np.frombuffer(record.generated, np.uint8)).tobytes() if record.generated else b""
-    others = _LENGTH.pack(len(record.alternatives)) + record.alternatives if record.alternatives else b""
-    packed = head + narrow + record.logprobs + mask + seed + others
-    return packed + _HASH.pack(_hash(packed))
+# Messages
 
 
-def unpack(data: bytes) -> Record:
-    """Decodes a record. Raises Damaged if the bytes are not a record of a known version."""
-    try:
-        version, flags, width, epoch, reward, size = _HEAD.unpack_from(data)
-    except struct.error:
-        raise Damaged(f"store: a response of {len(data)} bytes is cut short") from None
-    if version not in (PLAIN, SEEDED, CHECKED, WEIGHED):
-        raise Damaged(f"store: a response has version {version}; this server knows {PLAIN} to {WEIGHED}")
-    scored, masked, seeded = (bool(flags & flag) for flag in (LOGPROBS, GENERATED, SEED))
-    parts = (_HEAD.size, width * size, 4 * size * scored, -(-size // 8) * masked, _SEED.size * seeded)
-    ends = np.cumsum(parts).tolist()
-    if flags & ALTERNATIVES and ends[-1] + _LENGTH.size <= len(data):
-        ends.append(ends[-1] + _LENGTH.size + _LENGTH.unpack_from(data, ends[-1])[0])
-    hashed = version >= CHECKED
-    length = ends[-1] + _HASH.size * hashed
-    if width not in (2, 3, 4) or length != len(data):
-        raise Damaged(f"store: a response of {len(data)} bytes should have {length}")
-    if hashed and _HASH.unpack_from(data, ends[-1])[0] != _hash(data[: ends[-1]]):
-        raise Damaged(f"store: a response of {len(data)} bytes does not match its checksum")
-    wide = np.zeros((size, 4), np.uint8)
-    wide[:, :width] = np.frombuffer(data, np.uint8, width * size, ends[0]).reshape(size, width)
-    mask = np.unpackbits(np.frombuffer(data[ends[2] : ends[3]], np.uint8))[:size].tobytes()
-    record = Record(
-        wide.tobytes(),
-        epoch,
-        reward if flags & REWARD else None,
-        data[ends[1] : ends[2]],
-        mask,
-        _SEED.unpack_from(data, ends[3])[0] if seeded else None,
-        data[ends[4] + _LENGTH.size : ends[5]] if flags & ALTERNATIVES else b"",
+def to_message(record: Record) -> pb.Response:
+    """Returns a stored response as a message."""
+    return pb.Response(**record._asdict())
+
+
+def from_message(message: pb.Response) -> Record:
+    """Returns the response of a message, whose fields the caller has checked."""
+    return Record(
+        message.tokens,
+        message.epoch,
+        message.reward if message.HasField("reward") else None,
+        message.logprobs,
+        message.generated,
+        message.seed if message.HasField("seed") else None,
+        message.alternatives,
     )
-    return record if hashed else sound(record)
+
+
+# The engine
+
+
+def for_engine(records: Sequence[Record]) -> dict[str, Any]:
+    """Returns the arguments of `Engine.ingest` that say what the responses are."""
+    return {
+        "responses": [np.frombuffer(record.tokens, INT32) for record in records],
+        "epochs": [record.epoch for record in records],
+        "generated": [np.frombuffer(record.generated, np.uint8) if record.generated else None for record in records],
+        "seeds": [record.seed for record in records],
+        "alternatives": [record.alternatives for record in records],
+    }
+
+
+# Rows of SQLite
+
+COLUMNS = ", ".join(("prompt", "checksum", *Record._fields))
+"""The columns of a response in SQLite, beside its id."""
+_NUMBERS = struct.Struct("<qqdqBIIII")
+_HASHED = (1 << 32) - 1  # the bits of an XXH3 hash that are stored
+
+
+def to_row(record: Record, prompt: int) -> tuple[Any, ...]:
+    """Returns the values of COLUMNS. `prompt` is the id of the prompt's row."""
+    return prompt, _checksum(record, prompt), *record
+
+
+def from_row(row: Sequence[Any]) -> Record:
+    """Returns the response of the values of COLUMNS. Raises Damaged."""
+    prompt, stored, *fields = row
+    record = Record(*fields)
+    try:
+        intact = _checksum(record, prompt) == stored
+    except (TypeError, struct.error):  # damage may also change the type of a value
+        intact = False
+    if not intact:
+        raise Damaged("store: a response does not match its checksum")
+    return record
+
+
+def _checksum(record: Record, prompt: int) -> int:
+    """Returns 32 bits that change if a record or the number of its prompt changes."""
+    arrays = record.tokens, record.logprobs, record.generated, record.alternatives
+    given = (record.reward is not None) + 2 * (record.seed is not None)
+    reward = (record.reward or 0.0) + 0.0  # SQLite keeps no negative zero
+    numbers = _NUMBERS.pack(prompt, record.epoch, reward, record.seed or 0, given, *map(len, arrays))
+    return _hash(b"".join((numbers, *arrays)))
 
 
 def _hash(data: bytes) -> int:
     return xxhash.xxh3_64_intdigest(data) & _HASHED
 
 
-def sound(record: Record) -> Record:
-    """Returns a record that has no checksum. Raises Damaged if it cannot be what was written."""
-    arrays = (record.tokens, record.logprobs, record.generated)
-    if not all(isinstance(part, bytes) for part in arrays):
-        raise Damaged("store: the arrays of a response are not bytes")
-    size, rest = divmod(len(record.tokens), INT32.itemsize)
-    if rest or len(record.logprobs) not in (0, 4 * size) or len(record.generated) not in (0, size):
-        raise Damaged(f"store: the arrays of a response have {', '.join(str(len(part)) for part in arrays)} bytes")
-    if not isinstance(record.epoch, int) or not 0 <= record.epoch <= LAST_EPOCH:
-        raise Damaged(f"store: the epoch of a response is {record.epoch!r}")
+# Bytes: little-endian: version, flags, width of a token, epoch, reward, number of tokens; then the tokens in 2, 3 or 4
+# bytes each, as the largest one needs; then, if the flags say so, float32 log-probabilities, one bit per token for what
+# the policy generated, and the int64 seed; then the alternatives; then 32 bits of the XXH3 hash of everything before.
+# With a vocabulary of 150,000, a token takes 3 bytes.
+
+VERSION = 1
+"""The version of the bytes. A change of them takes the next number; `unpack` would read both."""
+_REWARD, _LOGPROBS, _GENERATED, _SEED = 1, 2, 4, 8
+_HEAD = struct.Struct("<BBBqdI")
+_INT64 = struct.Struct("<q")
+_UINT32 = struct.Struct("<I")
+
+
+def pack(record: Record) -> bytes:
+    """Encodes a record for a store that holds only bytes."""
     tokens = np.frombuffer(record.tokens, INT32)
-    if tokens.size and tokens.min() < 0:
-        raise Damaged(f"store: a response has the token {tokens.min()}")
-    return record
+    largest = int(tokens.max()) if tokens.size else 0
+    width = 2 if largest < 1 << 16 else 3 if largest < 1 << 24 else 4
+    rewarded, seeded = record.reward is not None, record.seed is not None
+    flags = _REWARD * rewarded | _LOGPROBS * bool(record.logprobs) | _GENERATED * bool(record.generated)
+    packed = b"".join(
+        (
+            _HEAD.pack(VERSION, flags | _SEED * seeded, width, record.epoch, record.reward or 0.0, tokens.size),
+            tokens.view(np.uint8).reshape(-1, 4)[:, :width].tobytes(),
+            record.logprobs,
+            np.packbits(np.frombuffer(record.generated, np.uint8)).tobytes(),
+            b"" if record.seed is None else _INT64.pack(record.seed),
+            record.alternatives,
+        )
+    )
+    return packed + _UINT32.pack(_hash(packed))
 
 
-def checksum(record: Record, prompt: int) -> int:
-    """Returns 32 bits that change if a record or the number of its prompt changes."""
-    lengths = (len(record.tokens), len(record.logprobs), len(record.generated))
-    given = (record.reward is not None) + 2 * (record.seed is not None)
-    reward = (record.reward or 0.0) + 0.0  # SQLite keeps no negative zero
-    about = _ABOUT.pack(prompt, record.epoch % _WRAP, reward, (record.seed or 0) % _WRAP, given, *lengths)
-    hashed = xxhash.xxh3_64(about)
-    for part in (record.tokens, record.logprobs, record.generated):
-        hashed.update(part)
-    return hashed.intdigest() & _HASHED
+def unpack(data: bytes) -> Record:
+    """Decodes a record. Raises Damaged if the bytes are not a record of this version."""
+    if len(data) < _HEAD.size + _UINT32.size:
+        raise Damaged(f"store: a response of {len(data)} bytes is cut short")
+    if data[0] != VERSION:
+        raise Damaged(
+            f"store: a response has version {data[0]}, this server needs {VERSION}; take a snapshot with the version "
+            "of HistoSpec that wrote it, and restore the snapshot with this one"
+        )
+    packed = data[: -_UINT32.size]
+    if _UINT32.pack(_hash(packed)) != data[-_UINT32.size :]:
+        raise Damaged(f"store: a response of {len(data)} bytes does not match its checksum")
+    _, flags, width, epoch, reward, size = _HEAD.unpack_from(packed)
+    rest = BytesIO(packed[_HEAD.size :])
+    tokens = np.zeros((size, 4), np.uint8)
+    tokens[:, :width] = np.frombuffer(rest.read(width * size), np.uint8).reshape(size, width)
+    logprobs = rest.read(4 * size) if flags & _LOGPROBS else b""
+    bits = rest.read(-(-size // 8)) if flags & _GENERATED else b""
+    generated = np.unpackbits(np.frombuffer(bits, np.uint8))[:size].tobytes()
+    seed = _INT64.unpack(rest.read(_INT64.size))[0] if flags & _SEED else None
+    return Record(
+        tokens.tobytes(), epoch, reward if flags & _REWARD else None, logprobs, generated, seed, rest.read()
+    )  # fmt: skip
 
 
-def guarded(alternatives: bytes) -> bytes | None:
-    """Returns alternatives with a checksum of their own, for a column that older servers do not know; None for none."""
-    return alternatives + _HASH.pack(_hash(alternatives)) if alternatives else None
+# Comparison
 
 
-def unguarded(data: object, tokens: int) -> bytes:
-    """Returns the alternatives that `guarded` wrote for a response of so many tokens.
+def mask(generated: bytes) -> bytes:
+    """Returns the mask of a response; empty if all tokens were generated."""
+    return generated if 0 in generated else b""
 
-    Returns none if they are damaged: without them drafts are shorter, and the response itself is whole.
-    """
-    if not isinstance(data, bytes) or len(data) <= _HASH.size:
-        return b""
-    alternatives, hashed = data[: -_HASH.size], _HASH.unpack(data[-_HASH.size :])[0]
-    return b"" if hashed != _hash(alternatives) or fault(alternatives, tokens) else alternatives
+
+def lacking(records: Iterable[Record], held: Sequence[Record]) -> list[Record]:
+    """Returns the records that are not held. A held record matches one record: a response can occur twice."""
+    return without(records, Counter(map(_compared, held)), _compared)
+
+
+def without(records: Iterable[Record], held: "Counter[K]", key: Callable[[Record], K]) -> list[Record]:
+    """Returns the records whose keys `held` does not count; removes the others from `held`."""
+    found = []
+    for record in records:
+        same = key(record)
+        if held[same]:
+            held[same] -= 1
+        else:
+            found.append(record)
+    return found
+
+
+def _compared(record: Record) -> Record:
+    """Returns the parts of a record that are equal in every copy: a reward may have travelled as float32."""
+    with np.errstate(over="ignore"):
+        reward = None if record.reward is None else float(np.float32(record.reward))
+    return record._replace(generated=mask(record.generated), reward=reward)
+
+
+# Damage
+
+_REMEMBERED = 100_000  # damaged responses, so that rereading one does not count it again
+
+
+class DamageCount:
+    """Counts stored responses that differ from what was written. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._seen: set[Hashable] = set()
+        self._throttle = Throttle(10, 60.0)
+        self.responses = 0
+
+    def found(self, which: Hashable, reason: str) -> None:
+        """Counts a response that is left out; `which` identifies it."""
+        with self._lock:
+            if which in self._seen:
+                return
+            if len(self._seen) < _REMEMBERED:
+                self._seen.add(which)
+            self.responses += 1
+            left_out = self._throttle.admits("damaged")
+        if left_out is not None:
+            log.error("a stored response is damaged and left out", reason=reason, **left_out)
+
+    def lost(self, responses: int) -> None:
+        """Counts responses that could not even be read."""
+        with self._lock:
+            self.responses += responses

@@ -43,7 +43,7 @@ def test_the_defaults_are_safe() -> None:
     assert str(config.listen) == "127.0.0.1:6378"
     assert str(config.http) == "127.0.0.1:9464"
     assert (config.memory, config.history_epochs) == (default_budget(memory_limit()), 8)
-    assert (config.store, config.store_file, config.kind, config.upgrade_copy) == ("sqlite", None, "sqlite", True)
+    assert (config.store, config.store_file, config.kind) == ("sqlite", None, "sqlite")
     assert (config.threads, config.namespace_tokens) == (0, 1 << 19)
     assert (config.retention, config.disk, config.max_backlog) == (0, None, 256 << 20)
     assert config.insecure is False
@@ -75,7 +75,6 @@ def test_every_option_may_be_given_in_every_way(file: Callable[[str], str], monk
         "listen": "127.0.0.1:1",
         "http": "[::1]:2",
         "insecure": "true",
-        "upgrade_copy": "false",
         "shard_name": "s",
         "peers": "a:1,x=b:2",
         "data_dir": "d",
@@ -87,9 +86,8 @@ def test_every_option_may_be_given_in_every_way(file: Callable[[str], str], monk
     }
     values |= {name: "5" for name in Config.model_fields if name not in (*values, "store_file")}
     values |= dict.fromkeys(("max_message", "max_backlog", "disk"), "5MiB")
-    switches = ("insecure", "upgrade_copy")
-    flags = [f"--{name.replace('_', '-')}={value}" for name, value in values.items() if name not in switches]
-    by_flag = load([*flags, "--insecure", "--no-upgrade-copy"])
+    flags = [f"--{name.replace('_', '-')}={value}" for name, value in values.items() if name != "insecure"]
+    by_flag = load([*flags, "--insecure"])
     by_file = load(["--config", file("\n".join(f'{name} = "{value}"' for name, value in values.items()))])
     for name, value in values.items():
         monkeypatch.setenv(f"HISTOSPEC_{name.upper()}", value)

@@ -151,8 +151,7 @@ def test_a_server_that_is_told_to_end_while_it_loads_ends(
     """The next server has everything, also after a kill during loading."""
     server = start_server(name="full", ready=False)
     eventually(lambda: server.metrics()["histospec_loaded_responses"] > 0, "it loads nothing")
-    server.terminate()
-    assert server.wait() == 0
+    server.drain()
     assert not [line for line in server.log if str(line["event"]).startswith("loaded")]
     server.start(ready=False)
     eventually(lambda: server.metrics()["histospec_loaded_responses"] > 0, "it loads nothing")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from histospec.server.machine import cpu_limit, drafting_threads, memory_limit
+from histospec.server.machine import cpu_limit, drafting_threads, group_memory_limit, memory_limit
 
 
 @pytest.fixture
@@ -28,6 +28,16 @@ def test_the_least_memory_of_the_control_groups_counts(groups: tuple[Path, tuple
     (group.parent / "memory.max").write_text("1048576\n")
     assert memory_limit(*here) == 1 << 20
     assert memory_limit(tmp_path / "fs", tmp_path / "absent") == machine
+
+
+def test_a_control_group_without_a_limit_has_none(groups: tuple[Path, tuple[Path, Path]]) -> None:
+    group, here = groups
+    for file, text, limit in (
+        (group, None, None), (group, "max", None), (group, "8388608", 8 << 20), (group.parent, "4194304", 4 << 20)
+    ):  # fmt: skip
+        if text:
+            (file / "memory.max").write_text(f"{text}\n")
+        assert group_memory_limit(*here) == limit
 
 
 def test_the_least_quota_of_the_control_groups_counts(groups: tuple[Path, tuple[Path, Path]], tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from histospec.server.errors import StoreFull
 from histospec.server.machine import volume_bytes
 from histospec.server.open_store import open_store
 from histospec.server.settings.config import Config
-from histospec.server.stores.redis.reaching import comes_back
+from histospec.server.stores.redis.servers import comes_back
 from tests.support.batches import batch
 from tests.support.disks import small_disk
 

@@ -3,12 +3,14 @@
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from histospec.protocol.alternatives import Place, pack
 from histospec.server.stores.interface import Problem, Record, ResponseBatch, Store
 from histospec.server.stores.redis.location import Location
+from histospec.server.stores.redis.servers import Servers
 from histospec.server.stores.redis.store import RedisStore
 from histospec.server.stores.sqlite.reader import SQLiteReader
 from histospec.server.stores.sqlite.store import SQLiteStore
@@ -67,7 +69,13 @@ def on_disk(tmp_path: Path, name: str = "data") -> SQLiteStore:
 
 
 def in_redis(server: RedisProcess | RedisCluster) -> RedisStore:
-    return RedisStore(Location.parse(server.url), 8, "shard-0")
+    return RedisStore(Servers(lambda: Location.parse(server.url)), 8, "shard-0")
+
+
+def rows(store: SQLiteStore, query: str) -> list[Any]:
+    """Returns the rows of a query after all writes before it."""
+    found: list[Any] = store.submit(lambda connection: connection.execute(query).fetchall()).result()
+    return found
 
 
 def to_load(store: SQLiteReader) -> Iterator[ResponseBatch]:

@@ -64,7 +64,6 @@ def found(endpoint: str, writings: Sequence[Written], token: str | None = None) 
 
 
 def expected(writings: Sequence[Written]) -> list[list[tuple[object, ...]]]:
-    """What they should be told."""
     return [
         [_plain(response, epoch) for epoch, responses in sorted(written.responses.items()) for response in responses]
         for written in writings

@@ -9,14 +9,12 @@ import contextlib
 import functools
 import os
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from histospec.client import DraftClient
 from tests.support.engines import Engines
-from tests.support.machine_speed import TIMEOUT, slowness
 
 ALPHABET = "abcdefghijklmnopqrstuvwxyz012345"  # a token is a letter
 VOCABULARY = len(ALPHABET)
@@ -32,13 +30,6 @@ NOWHERE = "127.0.0.1:9"  # the discard port: nothing listens there
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported; with more a step takes 100 times longer
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Lets the limit of each test here follow the machine's speed: an engine computes through all of its time."""
-    for item in items:
-        if Path(__file__).parent in item.path.parents and item.get_closest_marker("timeout") is None:
-            item.add_marker(pytest.mark.timeout(TIMEOUT * slowness()))
 
 
 @pytest.fixture(scope="session")

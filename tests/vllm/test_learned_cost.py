@@ -122,6 +122,7 @@ def test_drafts_come_and_go(
 
 def silence(chooser: Any) -> None:
     """Makes drafts seem not to pay, with the next trial far away."""
+    chooser._back = None
     chooser._enter(NOTHING)
     for _ in range(5):
         chooser._pauses.tried(SERVER, chooser._number, rests=False)

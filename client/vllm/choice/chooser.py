@@ -15,7 +15,7 @@ import math
 
 from histospec.client.vllm.choice.drafts import Outcomes
 from histospec.client.vllm.choice.modes import NO_DRAFTER, NOTHING, REST, Limits, Mode, Pauses
-from histospec.client.vllm.choice.prices import work_of
+from histospec.client.vllm.choice.prices import LOWEST, work_of
 from histospec.client.vllm.choice.worth import STARTING, LevelGains, Promise, Worth
 from histospec.protocol.costs import HOPELESS_VERIFY_COST
 
@@ -135,7 +135,7 @@ class ModeChooser:
             return self._fixed
         if self._back is not None:
             return self.moderate
-        return self.value * (CHEAPER if self._varies else 1.0)
+        return max(LOWEST, CHEAPER * self.value) if self._varies else self.value
 
     @property
     def _varies(self) -> bool:

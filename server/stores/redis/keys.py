@@ -1,6 +1,6 @@
 """Keys and fields of the Redis store, and their contents.
 
-    histospec:1:problem:{DIGEST}           hash: "about" describes the problem; each "rEPOCH TIME NUMBER" is a response
+    histospec:1:problem:{DIGEST}           hash: "about", the problem; each "rEPOCH TIME NUMBER RANDOM" is a response
     histospec:1:problems:BUCKET:NAMESPACE  set: the digests of its problems
     histospec:1:estimators:NAMESPACE       hash: the estimator of each shard
     histospec:1:namespaces                 sorted set: the newest epoch of each namespace
@@ -8,7 +8,9 @@
 DIGEST also places the problem on a shard (`histospec.protocol.placement`).
 """
 
+import secrets
 import struct
+import time
 from collections.abc import Iterable
 from typing import Any
 
@@ -46,6 +48,12 @@ def problems_key(namespace: bytes, digest: bytes) -> bytes:
 def estimators_key(namespace: bytes) -> bytes:
     """Returns the key of the estimators of a namespace."""
     return PREFIX + b"estimators:" + namespace
+
+
+def response_fields(epochs: Iterable[int]) -> list[bytes]:
+    """Returns new names for the fields of responses that arrive now, in this order."""
+    now, unique = time.time_ns(), secrets.token_bytes(3)
+    return [FIELD.pack(b"r", epoch, now, n.to_bytes(3, "big") + unique) for n, epoch in enumerate(epochs)]
 
 
 def epoch_of(field: bytes) -> int:

@@ -1,19 +1,29 @@
-"""Connections to Redis or Valkey, alone or as a Cluster: many commands in one round trip."""
+"""Connections to Redis or Valkey, alone or as a Cluster: many commands in one round trip, and their memory."""
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import redis
 import redis.cluster
+import structlog
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from histospec.server.errors import ConfigError, StoreError
+from histospec.server.stores.interface import Reader
+from histospec.server.stores.opening import Progress
 from histospec.server.stores.redis.location import Location
+
+log = structlog.get_logger()
 
 # Long enough for a server that forks to save its data, short enough to notice one that is gone.
 CONNECT_SECONDS, ANSWER_SECONDS = 2.0, 5.0
-REPLICA_MILLISECONDS = 2000
+REPLICA_SECONDS = 2.0
+FIRST_PAUSE, LAST_PAUSE = 0.25, 5.0  # seconds between tries to reach a server; the pause doubles
+LOG_SECONDS = 60.0  # between two log lines about one outage
+MEMORY_SECONDS = 10.0  # between two requests for the memory in use
 
 Command = tuple[Any, ...]
 """The command's name, its key, and further arguments."""
@@ -40,15 +50,22 @@ class TooFewReplicas(redis.ConnectionError):
 class Servers:
     """The servers that run commands. Thread-safe; connects on first use.
 
-    Calls `where` before every command. New connections use what it returns, such as a new password.
+    Calls `where` before every command. New connections use what it returns, such as a new password. `answer_seconds`
+    limits the wait for an answer, `replica_seconds` that for a replica.
     """
 
-    def __init__(self, where: Callable[[], Location]) -> None:
+    def __init__(
+        self,
+        where: Callable[[], Location],
+        answer_seconds: float = ANSWER_SECONDS,
+        replica_seconds: float = REPLICA_SECONDS,
+    ) -> None:
         self._where = where
+        self._answer_seconds = answer_seconds
+        self._replica_milliseconds = int(1000 * replica_seconds)
         self._location = where()
         self._lock = threading.Lock()
-        self._cluster: Any = None  # a redis.cluster.RedisCluster, which is only partly typed
-        self._single: redis.Redis | None = None
+        self._client: Any = None  # a redis.Redis or a redis.cluster.RedisCluster, which is only partly typed
 
     def run(self, commands: Sequence[Command], replicas: bool = False) -> list[Any]:
         """Runs all commands in as few round trips as there are servers. Returns their answers in order.
@@ -58,7 +75,7 @@ class Servers:
         Raises:
             redis.RedisError: the first failure; any of the commands may have run.
         """
-        location, client = self._client()
+        location, client = self._connected()
         wait = location.replicas if replicas else 0
         if not location.cluster:
             return self._pipeline(client, commands, wait)
@@ -73,7 +90,7 @@ class Servers:
                 for i, answer in zip(mine, some, strict=True):
                     answers[i] = answer
         except TRANSIENT:
-            self._forget_cluster()  # slots may have moved
+            self._disconnect()  # slots may have moved
             raise
         return answers
 
@@ -83,83 +100,66 @@ class Servers:
         Raises:
             redis.RedisError: a server does not answer, or does not allow this user to ask.
         """
-        location, client = self._client()
+        location, client = self._connected()
         if not location.cluster:
             return [client.info("memory")]
         return [client.get_redis_connection(node).info("memory") for node in client.get_primaries()]
 
-    def _client(self) -> tuple[Location, Any]:
+    def _connected(self) -> tuple[Location, Any]:
         """Returns the current location of the store, and the redis-py client for it."""
         with self._lock:
-            location = self._look()
-            return location, self._together() if location.cluster else self._alone()
+            location = self._where()
+            if location != self._location:
+                self._location = location
+                self._disconnect()
+            if self._client is None:
+                self._client = self._connect(location)
+            return location, self._client
 
     def _pipeline(self, server: Any, commands: Iterable[Command], wait: int) -> list[Any]:
         pipeline = server.pipeline(transaction=False)
         for command in commands:
             pipeline.execute_command(*command)
         if wait:
-            pipeline.execute_command("WAIT", wait, REPLICA_MILLISECONDS)
+            pipeline.execute_command("WAIT", wait, self._replica_milliseconds)
         answers = list(pipeline.execute())
         if wait and (have := answers.pop()) < wait:
             raise TooFewReplicas(f"{have} replicas have the write, {wait} are required")
         return answers
 
-    def _look(self) -> Location:
-        location = self._where()
-        if location != self._location:
-            self._location = location
-            single, self._single = self._single, None
-            if single is not None:
-                single.connection_pool.disconnect(inuse_connections=False)  # busy connections finish their commands
-            self._forget_cluster()
-        return location
-
-    def _options(self) -> dict[str, Any]:
-        location = self._location
+    def _connect(self, location: Location) -> Any:
         options: dict[str, Any] = {
             "username": location.username,
             "password": location.password,
             "socket_connect_timeout": CONNECT_SECONDS,
-            "socket_timeout": ANSWER_SECONDS,
+            "socket_timeout": self._answer_seconds,
             "retry": Retry(NoBackoff(), 0),  # callers retry
         }
         if location.tls:
             options |= {"ssl": True, "ssl_ca_certs": location.ca}
-        return options
+        if not location.cluster:
+            ((host, port),) = location.nodes
+            return redis.Redis(host, port, location.database, **options)
+        node: Any = redis.cluster.ClusterNode
+        nodes = [node(host, port) for host, port in location.nodes]
+        try:
+            return redis.cluster.RedisCluster(startup_nodes=nodes, **options)
+        except redis.exceptions.RedisClusterException as error:  # not a subclass of RedisError
+            raise _no_cluster(error) from error
 
-    def _alone(self) -> redis.Redis:
-        single = self._single
-        if single is None:
-            ((host, port),) = self._location.nodes
-            single = self._single = redis.Redis(host, port, self._location.database, **self._options())
-        return single
-
-    def _together(self) -> Any:
-        cluster = self._cluster
-        if cluster is None:
-            node: Any = redis.cluster.ClusterNode
-            nodes = [node(host, port) for host, port in self._location.nodes]
-            try:
-                cluster = redis.cluster.RedisCluster(startup_nodes=nodes, **self._options())
-            except redis.exceptions.RedisClusterException as error:  # not a subclass of RedisError
-                raise _told(error) from error
-            self._cluster = cluster
-        return cluster
-
-    def _forget_cluster(self) -> None:
-        cluster, self._cluster = self._cluster, None
-        if cluster is not None:
-            cluster.close()
+    def _disconnect(self) -> None:
+        client, self._client = self._client, None
+        if isinstance(client, redis.Redis):
+            client.connection_pool.disconnect(inuse_connections=False)  # busy connections finish their commands
+        elif client is not None:
+            client.close()
 
     def close(self) -> None:
         """Closes the connections."""
-        self._forget_cluster()
-        if self._single is not None:
-            self._single.close()
+        self._disconnect()
 
 
-def _told(error: BaseException) -> redis.RedisError:
+def _no_cluster(error: BaseException) -> redis.RedisError:
     """Returns why a client could not find its Cluster: the answer of a node, or that no node answered as one."""
     cause = error.__cause__
     if isinstance(cause, redis.AuthenticationError):
@@ -167,3 +167,96 @@ def _told(error: BaseException) -> redis.RedisError:
     if cause is not None and "mode is not enabled" in str(cause):
         return redis.ResponseError("this server is not part of a Cluster")
     return redis.ConnectionError(str(cause or error))
+
+
+class Memory:
+    """The memory in use and its limit, summed over all servers that accept writes, as Redis last answered.
+
+    A separate thread asks, so that no caller waits for an unreachable server.
+
+    Args:
+        ask: runs `INFO memory` on every server, as redis-py returns it; raises redis.RedisError.
+        clock: monotonic clock in seconds.
+
+    """
+
+    def __init__(
+        self, ask: Callable[[], Sequence[Mapping[str, Any]]], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._ask = ask
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._next = float("-inf")
+        self._asking = False
+        self._known: tuple[int | None, int | None] = (None, None)
+
+    def look(self) -> tuple[int | None, int | None]:
+        """Returns the bytes in use and the limit; None if Redis has not answered or has no limit. May ask again."""
+        with self._lock:
+            due = not self._asking and self._clock() >= self._next
+            self._asking = self._asking or due
+        if due:
+            threading.Thread(target=self._look, name="redis-memory", daemon=True).start()
+        return self._known
+
+    def _look(self) -> None:
+        try:
+            answers = self._ask()
+            used, limits = ([int(answer[key]) for answer in answers] for key in ("used_memory", "maxmemory"))
+            self._known = sum(used), sum(limits) if all(limits) else None
+        except (redis.RedisError, OSError, LookupError, ValueError) as error:  # unreachable, or not allowed to answer
+            self._known = (None, None)
+            log.debug("Redis does not report its memory", reason=str(error))
+        finally:
+            with self._lock:
+                self._next = self._clock() + MEMORY_SECONDS
+                self._asking = False
+
+
+def reach(store: Reader, where: Callable[[], Location], url_may_change: bool, progress: Progress) -> dict[str, int]:
+    """Reads the newest epochs of a store as soon as it answers.
+
+    Args:
+        store: in Redis.
+        where: returns the current location, for messages.
+        url_may_change: whether a rejected password may still be replaced.
+        progress: receives what is being waited for.
+
+    Raises:
+        ConfigError: Redis answers, and can never do what is needed; the message says why.
+        GivenUp: as `progress` does.
+
+    """
+    started = time.monotonic()
+    logged: float | None = None
+    pause = FIRST_PAUSE
+    progress.report(f"connecting to {where()}")
+    while True:
+        try:
+            newest = store.newest_epochs()
+            break
+        except StoreError as error:
+            why = error.__cause__ or error
+            if not comes_back(why, url_may_change):
+                advice = "give the URL of a server that accepts it"
+                if isinstance(why, redis.AuthenticationError):
+                    advice = "give a valid user and password, redis://USER:PASSWORD@HOST:PORT"
+                raise ConfigError(f"--store {where()}: {why}; {advice}") from None
+        now = time.monotonic()
+        if logged is None or now - logged >= LOG_SECONDS:
+            logged = now
+            text = "the store does not answer; the server drafts from running sessions and retries"
+            log.warning(text, store=str(where()), reason=str(why), seconds=round(now - started))
+        progress.report(f"{where()} does not answer ({why}), trying again")
+        progress.wait(pause)
+        pause = min(2 * pause, LAST_PAUSE)
+    if logged is not None:
+        log.info("the store answers", store=str(where()), seconds=round(time.monotonic() - started))
+    return newest
+
+
+def comes_back(error: BaseException, url_may_change: bool) -> bool:
+    """Returns whether the same request may succeed later, with the same URL or a replaced one."""
+    if isinstance(error, redis.AuthenticationError | redis.exceptions.NoPermissionError):
+        return url_may_change
+    return isinstance(error, TRANSIENT)

@@ -6,14 +6,12 @@ from its namespace. It chooses the name of a response's field once: after a lost
 changes nothing.
 """
 
-import secrets
-import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from functools import partial
-from itertools import chain, count, groupby, repeat
+from itertools import chain, groupby, repeat
 from typing import Any, TypeVar
 
 import redis
@@ -21,7 +19,6 @@ import structlog
 
 from histospec.server.errors import Damaged, StoreError, StoreFull
 from histospec.server.stores import records
-from histospec.server.stores.damage import Damage
 from histospec.server.stores.group_commit import MAX_BACKLOG, GroupCommit, Work
 from histospec.server.stores.interface import (
     HISTORY_RESPONSES,
@@ -37,7 +34,6 @@ from histospec.server.stores.interface import (
 from histospec.server.stores.redis.keys import (
     ABOUT,
     BUCKETS,
-    FIELD,
     NAMESPACES,
     about_of,
     bucket_key,
@@ -48,12 +44,11 @@ from histospec.server.stores.redis.keys import (
     problem_key,
     problem_of,
     problems_key,
+    response_fields,
     response_names,
     same,
 )
-from histospec.server.stores.redis.location import Location
-from histospec.server.stores.redis.memory import Memory
-from histospec.server.stores.redis.servers import TRANSIENT, Command, Servers
+from histospec.server.stores.redis.servers import TRANSIENT, Command, Memory, Servers
 
 log = structlog.get_logger()
 T = TypeVar("T")
@@ -62,8 +57,6 @@ Run = Callable[[Sequence[Command]], list[Any]]
 PAGE = 500  # problems per round trip
 READ_PAGE = 64  # responses per round trip
 
-# Seconds that a group is retried while servers fail over, before its callers get an error. After such an error, each
-# further group is tried only once, until one succeeds.
 PATIENCE = 10.0
 PAUSES = (0.05, 0.1, 0.2, 0.5)  # seconds between tries; the last one repeats
 KNOWN_PROBLEMS = 200_000  # problems whose epochs are remembered, so that a write need not ask for them
@@ -72,7 +65,7 @@ KNOWN_PROBLEMS = 200_000  # problems whose epochs are remembered, so that a writ
 class _Append:
     """A batch as commands. Built once, so that every retry sends the same commands."""
 
-    def __init__(self, batch: ResponseBatch, names: Iterator[bytes]) -> None:
+    def __init__(self, batch: ResponseBatch) -> None:
         problem = batch.problem
         self.problem = problem
         self.namespace = problem.namespace.encode()
@@ -80,49 +73,48 @@ class _Append:
         self.key = problem_key(self.digest)
         self.about = about_of(problem)
         self.epochs = {record.epoch for record in batch.records}
-        fields = [(next(names), record) for record in batch.records]
-        self.fields = [FIELD.pack(b"r", r.epoch, time.time_ns(), name) for name, r in fields]
-        self.values = [records.pack(r) for _, r in fields]
+        self.fields = response_fields(record.epoch for record in batch.records)
+        self.values = [records.pack(record) for record in batch.records]
 
 
 class RedisStore(Store):
-    """See the module. `location` is the location or a function that returns it; `shard` names this server among those
-    that share the store.
+    """See the module. `shard` names this server among those that share the store.
 
     Deletes a problem `retention` seconds after its last write; never if that is 0. Reads the newest
-    `history_responses` of a problem, and may hold an eighth more.
+    `history_responses` of a problem, and may hold an eighth more. Retries a group for `patience` seconds while servers
+    fail over, before its callers get an error; after such an error, each further group is tried once, until one
+    succeeds.
     """
 
     whole_at_start = False
 
     def __init__(
         self,
-        location: Location | Callable[[], Location],
+        servers: Servers,
         history_epochs: int,
         shard: str,
         *,
         history_responses: int = HISTORY_RESPONSES,
         retention: float = 0.0,
         max_backlog: int = MAX_BACKLOG,
+        patience: float = PATIENCE,
     ) -> None:
         self._retention = int(1000 * retention)  # milliseconds
-        self._servers = Servers(location if callable(location) else lambda: location)
-        self._memory = Memory(self._servers.memory)
+        self._servers = servers
+        self._patience = patience
+        self._memory = Memory(servers.memory)
         self._history_epochs = history_epochs
         self._history_responses = history_responses
         # Only the names of all responses tell which are the oldest, so old ones are not removed with every write.
         self._slack = history_responses // 8
-        self._damage = Damage()
+        self._damage = records.DamageCount()
         self._shard = shard.encode()
-        own = secrets.token_bytes(3)
-        self._names = (own + (number & 0xFFFFFF).to_bytes(3, "big") for number in count())
-        self._names_lock = threading.Lock()
         # Only the writer's thread uses these.
         self._epochs: OrderedDict[bytes, set[int]] = OrderedDict()  # by digest: the known epochs
         self._newest: dict[bytes, int] = {}
         self._away = False
         self._writer: GroupCommit[_Append | list[Command] | partial[int]] = GroupCommit(
-            self._write, self._servers.close, max_backlog
+            self._write, servers.close, max_backlog
         )
 
     # Writing
@@ -144,9 +136,7 @@ class RedisStore(Store):
 
     def append(self, batch: ResponseBatch) -> "Future[None]":
         """See Store."""
-        with self._names_lock:
-            work = _Append(batch, self._names)
-        return self._writer.submit(work, batch.size)
+        return self._writer.submit(_Append(batch), batch.size)
 
     def save_estimator(self, namespace: str, state: bytes) -> "Future[None]":
         """See Store."""
@@ -185,7 +175,7 @@ class RedisStore(Store):
                     self._writer.settle(work, result)
 
     def _patiently(self, run: Callable[..., T], *arguments: Any) -> T:
-        until = time.monotonic() + (0 if self._away else PATIENCE)
+        until = time.monotonic() + (0 if self._away else self._patience)
         for pause in chain(PAUSES, repeat(PAUSES[-1])):
             try:
                 result = run(*arguments)
@@ -206,8 +196,8 @@ class RedisStore(Store):
         """Writes batches. Returns an error for each that was not written, None for the others."""
         # Retention may have deleted a problem, so every write lists it again.
         unknown = [work for work in works if self._retention or work.digest not in self._epochs]
-        strangers = self._introduce(works, unknown)
-        mine = [work for work in works if work.digest not in strangers]
+        collisions = self._list_problems(works, unknown)
+        mine = [work for work in works if work.digest not in collisions]
         writes: list[Command] = [
             ("HSET", work.key, *(part for pair in zip(work.fields, work.values, strict=True) for part in pair))
             for work in mine
@@ -231,10 +221,10 @@ class RedisStore(Store):
         if fresh:
             names = self._servers.run([("HKEYS", key) for key in fresh.values()])
             self._slide(dict(zip(fresh, names, strict=True)))
-        collision = StoreError("store: another problem has the same digest; nothing of this request is kept")
-        return [collision if work.digest in strangers else None for work in works]
+        error = StoreError("store: another problem has the same digest; nothing of this request is kept")
+        return [error if work.digest in collisions else None for work in works]
 
-    def _introduce(self, works: Sequence[_Append], unknown: Sequence[_Append]) -> set[bytes]:
+    def _list_problems(self, works: Sequence[_Append], unknown: Sequence[_Append]) -> set[bytes]:
         """Lists namespaces and problems. Returns digests that belong to another problem."""
         first: list[Command] = []
         for work in works:
@@ -320,15 +310,17 @@ class RedisStore(Store):
 
     # Reading
 
-    def history(self, problem: Problem, limit: int = 0, room: int | None = None) -> list[Record]:
+    def history(self, problem: Problem, limit: int = 0, max_bytes: int | None = None) -> list[Record]:
         """See Reader."""
         key = problem_key(digest_of(problem))
         about, names = self._read([("HGET", key, ABOUT), ("HKEYS", key)])
         if about is not None and not same(problem_of(about), problem):
             return []
-        return self._records(key, names, limit, room)
+        return self._records(key, names, limit, max_bytes)
 
-    def _records(self, key: bytes, names: Sequence[bytes], limit: int = 0, room: int | None = None) -> list[Record]:
+    def _records(
+        self, key: bytes, names: Sequence[bytes], limit: int = 0, max_bytes: int | None = None
+    ) -> list[Record]:
         """Returns the newest responses of a problem, oldest first, without damaged ones."""
         newest = response_names(names)[-min(limit or self._history_responses, self._history_responses) :]
         found: list[Record] = []
@@ -339,8 +331,8 @@ class RedisStore(Store):
             records = [self._unpacked(key, name, data) for name, data in zip(page, answers, strict=True)]
             intact = [record for record in records if record is not None]
             size += total_size(intact)
-            if room is not None:
-                within(room, size)
+            if max_bytes is not None:
+                within(max_bytes, size)
             found[:0] = intact
         return found
 

@@ -1,21 +1,28 @@
-"""Reads the SQLite store."""
+"""Reads the SQLite store: for its server, or as a snapshot of one moment, whatever is written meanwhile."""
 
-import hashlib
 import sqlite3
-import struct
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
-from histospec.protocol.arrays import INT32
+import structlog
+
 from histospec.server.errors import Damaged, StoreError
-from histospec.server.stores.damage import Damage
 from histospec.server.stores.interface import Problem, Reader, Record, within
-from histospec.server.stores.records import checksum, sound, unguarded
-from histospec.server.stores.sqlite.file import is_damage
-from histospec.server.stores.sqlite.readers import Readers
+from histospec.server.stores.records import COLUMNS, DamageCount, from_row
+from histospec.server.stores.sqlite.damage import salvage, structural_damage
+from histospec.server.stores.sqlite.database import (
+    DAMAGE,
+    Readers,
+    connect_to_read,
+    digest_of,
+    is_damage,
+    open_existing,
+)
+from histospec.server.stores.sqlite.file import FILE_NAME
 
 PAGE = 500  # prompts per query
 ROWS = 256  # responses per query
@@ -23,12 +30,12 @@ ROWS = 256  # responses per query
 PROBLEMS_AT_ONCE = 64
 RESPONSES_AT_ONCE = 512
 
+log = structlog.get_logger()
 T = TypeVar("T")
 
 NAMING = "id, namespace, problem, digest, tokens"  # columns of prompts
-COLUMNS = "id, prompt, checksum, tokens, epoch, reward, logprobs, generated, seed, alternatives"
 # The bytes of the arrays of a response.
-SIZE = "length(tokens) + length(logprobs) + length(generated) + coalesce(length(alternatives), 0)"
+SIZE = "length(tokens) + length(logprobs) + length(generated) + length(alternatives)"
 # Readers no longer see what a drop or a rewind has yet to delete; the parameter is the namespace.
 STAYS = (
     "NOT EXISTS (SELECT 1 FROM leaving WHERE leaving.namespace = ? "
@@ -58,7 +65,7 @@ class SQLiteReader(Reader):
         self._path = path
         self._most = history_responses
         self._epochs = history_epochs
-        self._damage = Damage()
+        self._damage = DamageCount()
 
     def newest_epochs(self) -> dict[str, int]:
         """See Reader."""
@@ -112,12 +119,12 @@ class SQLiteReader(Reader):
             yield [problem for problem in found if problem is not None]
             first = end
 
-    def history(self, problem: Problem, limit: int = 0, room: int | None = None) -> list[Record]:
+    def history(self, problem: Problem, limit: int = 0, max_bytes: int | None = None) -> list[Record]:
         """See Reader."""
         numbers = [number for number, _ in self._newest(problem, limit)]
-        if room is not None:
+        if max_bytes is not None:
             size = f"SELECT total({SIZE}) FROM responses WHERE id IN "
-            within(room, sum(int(self._read(f"{size}({_marks(some)})", some)[0][0]) for some in _parts(numbers)))
+            within(max_bytes, sum(int(self._read(f"{size}({_marks(some)})", some)[0][0]) for some in _parts(numbers)))
         pages = [self._page(some) for some in _parts(numbers)]
         return [record for page in reversed(pages) for record in page]
 
@@ -142,14 +149,14 @@ class SQLiteReader(Reader):
 
     def _page(self, numbers: Sequence[int]) -> list[Record]:
         """Returns the responses with these ids, oldest first, without damaged or removed ones."""
-        rows = self._read(f"SELECT {COLUMNS} FROM responses WHERE id IN ({_marks(numbers)})", numbers)
+        rows = self._read(f"SELECT id, {COLUMNS} FROM responses WHERE id IN ({_marks(numbers)})", numbers)
         found = {row[0]: row for row in rows}
         records = (self._intact(found[number]) for number in reversed(numbers) if number in found)
         return [record for record in records if record is not None]
 
     def _intact(self, row: Sequence[Any]) -> Record | None:
         try:
-            return record_of(row)
+            return from_row(row[1:])
         except Damaged as error:
             self._damage.found(row[0], str(error))
             return None
@@ -196,6 +203,52 @@ class SQLiteReader(Reader):
         self._readers.close()
 
 
+class SQLiteSnapshot(SQLiteReader):
+    """A read-only view. For a damaged file, reads a temporary copy of the readable contents.
+
+    Raises ConfigError if there is no store, or one of another version.
+    """
+
+    def __init__(self, directory: Path, history_responses: int = 0) -> None:
+        path = directory / FILE_NAME
+        self._copy: TemporaryDirectory[str] | None = None
+        try:
+            connection = open_existing(path)
+            damaged = bool(structural_damage(connection))
+        except DAMAGE as error:
+            if not is_damage(error):
+                raise
+            connection = connect_to_read(path)
+            damaged = True
+        super().__init__(Readers([connection]), path, history_responses)
+        if damaged and not self._salvage():
+            raise StoreError(f"store: {path} is damaged, and none of it can be read")
+
+    def _repair(self, generation: int, error: Exception) -> bool:
+        """See SQLiteReader."""
+        return self._copy is None and self._salvage()
+
+    def _salvage(self) -> bool:
+        self._copy = TemporaryDirectory(prefix="histospec-")
+        copy = Path(self._copy.name) / FILE_NAME
+        try:
+            salvaged = salvage(self._path, copy)
+        except DAMAGE as error:
+            log.error("the damaged store cannot be read", file=str(self._path), reason=str(error))
+            return False
+        with self._readers.away():
+            self._readers.end()
+            self._readers.add(open_existing(copy))
+        self._damage.lost(salvaged.lost)
+        return True
+
+    def close(self) -> None:
+        """See Reader."""
+        super().close()
+        if self._copy:
+            self._copy.cleanup()
+
+
 def _columns(rows: Iterable[Any]) -> tuple["array[int]", "array[int]"]:
     """Returns two columns of numbers, 12 bytes per row."""
     first, second = array("q"), array("I")
@@ -211,26 +264,6 @@ def _marks(values: Sequence[object]) -> str:
 
 def _parts(numbers: list[int]) -> Iterator[list[int]]:
     return (numbers[first : first + ROWS] for first in range(0, len(numbers), ROWS))
-
-
-def record_of(row: Sequence[Any]) -> Record:
-    """Returns the response of a row of COLUMNS. Raises Damaged."""
-    _, prompt, stored, *columns, alternatives = row
-    record = Record(*columns)
-    if stored is None:
-        return sound(record)  # from before there were alternatives
-    try:
-        intact = checksum(record, prompt) == stored
-    except (TypeError, struct.error):  # damage may also change the type of a value
-        intact = False
-    if not intact:
-        raise Damaged("store: a response does not match its checksum")
-    return record._replace(alternatives=unguarded(alternatives, len(record.tokens) // INT32.itemsize))
-
-
-def digest_of(tokens: bytes) -> bytes:
-    """Returns 8 bytes that narrow the search for a prompt."""
-    return hashlib.blake2b(tokens, digest_size=8).digest()
 
 
 def prompts_of(problem: Problem) -> tuple[str, tuple[str | bytes, ...]]:

@@ -6,7 +6,8 @@ callers share the cost of an fsync, and each gets its answer only after the byte
 
 import shutil
 import sqlite3
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
@@ -19,27 +20,20 @@ from histospec.server.arguments import shown
 from histospec.server.errors import StoreError, StoreFull
 from histospec.server.stores.group_commit import GROUP_BYTES, MAX_BACKLOG, GroupCommit, Work
 from histospec.server.stores.interface import HISTORY_RESPONSES, Problem, ResponseBatch, Store, StoreSize
-from histospec.server.stores.opening import Progress
-from histospec.server.stores.sqlite.copies import say_kept
-from histospec.server.stores.sqlite.file import (
+from histospec.server.stores.sqlite.damage import StructureCheck, replace, resume, structural_damage
+from histospec.server.stores.sqlite.database import (
     DAMAGE,
-    FILE_NAME,
-    Files,
-    Lock,
+    Readers,
     connect,
     connect_to_read,
     free_bytes,
     is_damage,
+    open_store_file,
     recover,
-    room,
-    written_bytes,
 )
-from histospec.server.stores.sqlite.migration import open_file
+from histospec.server.stores.sqlite.file import FILE_NAME, Files, Lock, volume_space, written_bytes
 from histospec.server.stores.sqlite.reader import SQLiteReader
-from histospec.server.stores.sqlite.readers import Readers
 from histospec.server.stores.sqlite.retention import Retention
-from histospec.server.stores.sqlite.salvage import replace, resume
-from histospec.server.stores.sqlite.structure import Structure, problem
 from histospec.server.stores.sqlite.writes import Again, Appender, Slice, Write, depart, departures, work_off
 
 log = structlog.get_logger()
@@ -54,9 +48,8 @@ class SQLiteStore(SQLiteReader, Store):
     """Stores responses in `DIR/histospec.sqlite`; locks `DIR` against a second server.
 
     The file grows to `disk` bytes at most. Deletes a problem `retention` seconds after its last write; never if that
-    is 0. Renames a damaged file and replaces it with one of its readable contents. Migrates a file of an older version;
-    `progress` receives how far that is, `upgrade_copy` says whether to keep a copy. Raises ConfigError if the directory
-    or its file cannot be used, and GivenUp as `progress` does.
+    is 0. Renames a damaged file and replaces it with one of its readable contents. Raises ConfigError if the directory
+    or its file cannot be used.
     """
 
     def __init__(
@@ -68,8 +61,7 @@ class SQLiteStore(SQLiteReader, Store):
         retention: float = 0.0,
         disk: int | None = None,
         max_backlog: int = MAX_BACKLOG,
-        upgrade_copy: bool = True,
-        progress: Progress | None = None,
+        wall: Callable[[], float] = time.time,
     ) -> None:
         self._disk = disk
         self._connection: sqlite3.Connection
@@ -80,17 +72,16 @@ class SQLiteStore(SQLiteReader, Store):
         try:
             resume(path)
             try:
-                connection = open_file(path, disk, copy=upgrade_copy, progress=progress)
+                connection = open_store_file(path, disk)
             except DAMAGE as error:
                 lost = replace(path, disk, str(error)).lost
-                connection = open_file(path, disk)
+                connection = open_store_file(path, disk)
             super().__init__(Readers(), path, history_responses, history_epochs)
             self._open()
             connection.close()
         except BaseException:
             self._lock.release()
             raise
-        say_kept(path)
         self._damage.lost(lost)
         self._repairs = 0
         self._trouble = ""
@@ -99,11 +90,11 @@ class SQLiteStore(SQLiteReader, Store):
         self._appender = Appender(history_epochs, history_responses, self._slice)
         self._version = 0  # SQLite's data_version, which changes when other connections write
         self._writer: GroupCommit[Write] = GroupCommit(self._commit, lambda: self._connection.close(), max_backlog)
-        self._checked = self._writer.submit(self._begin, 0)  # before any write
-        self._structure = Structure(path, lambda: connect_to_read(path))
+        self._checked = self.submit(self._begin)  # before any write
+        self._structure = StructureCheck(path)
         self._retention: Retention | None = None
         if retention:
-            self._retention = Retention(retention, self._writer.submit, lambda: connect_to_read(path), self._slice)
+            self._retention = Retention(retention, self.submit, lambda: connect_to_read(path), self._slice, wall)
             self._retention.start()
 
     @property
@@ -119,48 +110,31 @@ class SQLiteStore(SQLiteReader, Store):
     @property
     def size(self) -> StoreSize:
         """See Store."""
-        volume = room(self._path.parent)
+        volume = volume_space(self._path.parent)
         written = written_bytes(self._path)
         held = None if written is None else max(0, written - self._free_bytes)
         return StoreSize(held, self._disk, *(volume or (None, None)))
-
-    @property
-    def trouble(self) -> str:
-        """See Store."""
-        return self._look()
 
     @property
     def retention_paused(self) -> str:
         """See Store."""
         return self._retention.paused if self._retention else ""
 
+    def submit(self, write: Write, size: int = 0) -> "Future[Any]":
+        """Queues a write of about `size` bytes, which shares a transaction with others that wait."""
+        return self._writer.submit(write, size)
+
     def append(self, batch: ResponseBatch) -> "Future[None]":
         """See Store."""
-        return self._writer.submit(partial(self._appender.append, batch=batch), batch.size)
+        return self.submit(partial(self._appender.append, batch=batch), batch.size)
 
     def drop(self, namespace: str) -> "Future[int]":
         """See Store."""
-
-        def begin(connection: sqlite3.Connection) -> Again:
-            connection.execute("DELETE FROM estimators WHERE namespace = ?", (namespace,))
-            connection.execute("DELETE FROM namespaces WHERE namespace = ?", (namespace,))
-            return self._depart(connection, namespace, -1)
-
-        return self._writer.submit(begin, 0)
+        return self.submit(partial(depart, self._slice, namespace, None))
 
     def rewind(self, namespace: str, epoch: int) -> "Future[int]":
         """See Store."""
-
-        def begin(connection: sqlite3.Connection) -> Again:
-            connection.execute(
-                "UPDATE namespaces SET newest_epoch = min(newest_epoch, ?) WHERE namespace = ?", (epoch, namespace)
-            )
-            return self._depart(connection, namespace, epoch)
-
-        return self._writer.submit(begin, 0)
-
-    def _depart(self, connection: sqlite3.Connection, namespace: str, epoch: int) -> Again:
-        return Again(partial(work_off, self._slice, depart(connection, namespace, epoch)))
+        return self.submit(partial(depart, self._slice, namespace, epoch))
 
     def save_estimator(self, namespace: str, state: bytes) -> "Future[None]":
         """See Store."""
@@ -169,7 +143,7 @@ class SQLiteStore(SQLiteReader, Store):
             connection.execute("INSERT OR IGNORE INTO namespaces (namespace, newest_epoch) VALUES (?, 0)", (namespace,))
             connection.execute("REPLACE INTO estimators (namespace, state) VALUES (?, ?)", (namespace, state))
 
-        return self._writer.submit(run, len(state))
+        return self.submit(run, len(state))
 
     def _commit(self, group: list[Work[Write]]) -> None:
         """Writes a group in one transaction; if that fails, each work alone, so that one cannot spoil the others."""
@@ -180,7 +154,7 @@ class SQLiteStore(SQLiteReader, Store):
             if is_damage(error) and self._repaired(str(error)):
                 self._commit(group)
                 return
-            if not self._look():
+            if not self.trouble:
                 self._connection = recover(self._connection, self._path, self._disk)
             if len(group) > 1:
                 for work in group:
@@ -210,11 +184,12 @@ class SQLiteStore(SQLiteReader, Store):
         return results
 
     def _require_files(self) -> None:
-        if trouble := self._look():
+        if trouble := self.trouble:
             raise StoreError(f"{trouble}; nothing of this request was kept")
 
-    def _look(self) -> str:
-        """Returns why nothing can be stored; empty if it can. Logs when that changes."""
+    @property
+    def trouble(self) -> str:
+        """See Store. Logs when it changes."""
         changed = self._files.changed()
         trouble = f"store: {changed}; bring it back or restart the server, which drafts on meanwhile" if changed else ""
         if trouble != self._trouble:
@@ -242,10 +217,10 @@ class SQLiteStore(SQLiteReader, Store):
 
     def _begin(self, connection: sqlite3.Connection) -> None:
         """Checks the structure of a small file, to find damage before anything is written to it."""
-        if self._small and (found := problem(connection)):
+        if self._small and (found := structural_damage(connection)):
             raise sqlite3.DatabaseError(found)
         for departure in departures(connection):  # that a crash left unfinished
-            self._writer.submit(partial(work_off, self._slice, departure), 0)
+            self.submit(partial(work_off, self._slice, departure))
 
     def wanted_first(self) -> Iterator[list[Problem]]:
         """See Store. Starts once the structure of a small file has been checked."""
@@ -257,7 +232,7 @@ class SQLiteStore(SQLiteReader, Store):
         """See Store. Checks the structure of a large file; that of a small one was checked at the start."""
         generation = self._readers.generation
         if not self._small:
-            self._structure.look(lambda reason: self._repair(generation, sqlite3.DatabaseError(reason)))
+            self._structure.start(lambda reason: self._repair(generation, sqlite3.DatabaseError(reason)))
 
     def _repair(self, generation: int, error: Exception) -> bool:
         """See SQLiteReader. Runs in the writer's thread: new writes wait, and go to the new file."""
@@ -268,13 +243,13 @@ class SQLiteStore(SQLiteReader, Store):
             return True
 
         with suppress(StoreError):
-            return bool(self._writer.submit(repaired, 0).result())
+            return bool(self.submit(repaired).result())
         return False
 
     def _repaired(self, reason: str) -> bool:
         """Replaces the damaged file. Returns whether that succeeded."""
         self._repairs += 1
-        if self._repairs > MAX_REPAIRS or self._look():
+        if self._repairs > MAX_REPAIRS or self.trouble:
             return False
         with self._readers.away():
             # A reading connection closes last: it does not move the write-ahead log into the file.

@@ -7,15 +7,16 @@ its time is up, and returns `Again` with the rest for another transaction. A dro
 
 import sqlite3
 import time
+from bisect import bisect_left, insort
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 from histospec.server.stores.interface import Problem, Record, ResponseBatch
-from histospec.server.stores.records import checksum, guarded
-from histospec.server.stores.sqlite.reader import STAYS, digest_of, prompts_of
-from histospec.server.stores.window import Window
+from histospec.server.stores.records import COLUMNS, to_row
+from histospec.server.stores.sqlite.database import digest_of
+from histospec.server.stores.sqlite.reader import STAYS, prompts_of
 
 SLICE_SECONDS = 0.02
 DELETED_AT_ONCE = 32  # responses between two checks of the clock
@@ -44,6 +45,60 @@ class Slice:
     def over(self) -> bool:
         """Returns whether the rest must wait for another transaction."""
         return time.monotonic() >= self._until
+
+
+class Window:
+    """The number of responses that a problem has of each epoch, and which of new ones to keep.
+
+    A call costs time only for what it adds and removes.
+    """
+
+    def __init__(self, counts: Iterable[tuple[int, int]]) -> None:
+        self._counts = dict(counts)
+        self._epochs = sorted(self._counts)
+        self._total = sum(self._counts.values())
+
+    def add(self, records: Iterable[Record]) -> None:
+        """Adds records."""
+        for record in records:
+            if record.epoch not in self._counts:
+                insort(self._epochs, record.epoch)
+                self._counts[record.epoch] = 0
+            self._counts[record.epoch] += 1
+            self._total += 1
+
+    def remove_oldest(self, number: int) -> None:
+        """Removes the oldest responses."""
+        while number and self._epochs:
+            oldest = self._epochs[0]
+            some = min(number, self._counts[oldest])
+            number -= some
+            self._total -= some
+            self._counts[oldest] -= some
+            if not self._counts[oldest]:
+                del self._counts[oldest]
+                del self._epochs[0]
+
+    def admit(self, records: Sequence[Record], epochs: int, responses: int, slack: int) -> tuple[list[Record], int]:
+        """Returns the records to add, by epoch, and how many of the oldest responses to remove.
+
+        Keeps the newest `epochs`, and if there are more than `responses + slack`, only the newest `responses`.
+        """
+        new = {record.epoch for record in records} - self._counts.keys()
+        first = sorted([*self._epochs[-epochs:], *new])[-epochs:][0] if self._epochs or new else 0
+        stay = sorted((record for record in records if record.epoch >= first), key=lambda record: record.epoch)
+        leave = sum(self._counts[epoch] for epoch in self._epochs[: bisect_left(self._epochs, first)])
+        excess = self._total - leave + len(stay) - responses
+        if excess > slack:
+            # Removal order: by epoch, and within an epoch held responses before new ones.
+            at = bisect_left(self._epochs, first)
+            while excess and (stay or at < len(self._epochs)):
+                if at < len(self._epochs) and (not stay or self._epochs[at] <= stay[0].epoch):
+                    some = min(excess, self._counts[self._epochs[at]])
+                    leave, excess, at = leave + some, excess - some, at + 1
+                else:
+                    stay, excess = stay[1:], excess - 1
+        return stay, leave
 
 
 class Appender:
@@ -86,7 +141,7 @@ class Appender:
         # With several prompts, the oldest responses must be searched among all, so this is not done with every write.
         slack = self._responses // 8 if problem.name else 0
         records, leave = window.admit(batch.records, self._epochs, self._responses, slack)
-        finished = not leave or self._delete(connection, problem, window, leave, prompt if records else None)
+        finished = not leave or self._delete_oldest(connection, problem, window, leave, prompt if records else None)
         if records:
             if prompt is None:
                 insert = "INSERT INTO prompts (namespace, problem, digest, tokens) VALUES (?, ?, ?, ?)"
@@ -114,7 +169,7 @@ class Appender:
             (*parameters, problem.namespace),
         )
 
-    def _delete(
+    def _delete_oldest(
         self, connection: sqlite3.Connection, problem: Problem, window: Window, leave: int, used: int | None
     ) -> bool:
         """Deletes the oldest responses. Returns whether it has deleted all of them. Keeps the prompt `used`."""
@@ -126,11 +181,7 @@ class Appender:
             which, parameters = f"prompt IN ({among})", key
         while leave:
             some = min(leave, DELETED_AT_ONCE)
-            connection.execute(
-                f"DELETE FROM responses WHERE id IN (SELECT id FROM responses WHERE {which} AND {STAYS} "
-                "ORDER BY epoch, id LIMIT ?)",
-                (*parameters, problem.namespace, some),
-            )
+            _delete(connection, f"{which} AND {STAYS} ORDER BY epoch, id", (*parameters, problem.namespace), some)
             window.remove_oldest(some)
             leave -= some
             if leave and self._slice.over():
@@ -146,15 +197,8 @@ class Appender:
     def _insert(self, connection: sqlite3.Connection, namespace: str, prompt: int, records: list[Record]) -> None:
         connection.execute("REPLACE INTO writes (prompt, latest) VALUES (?, ?)", (prompt, time.time()))
         connection.executemany(
-            "INSERT INTO responses (prompt, epoch, reward, tokens, logprobs, generated, seed, checksum, alternatives) "
-            "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            [
-                (
-                    *(prompt, r.epoch, r.reward, r.tokens, r.logprobs, r.generated, r.seed, checksum(r, prompt)),
-                    guarded(r.alternatives),
-                )
-                for r in records
-            ],
+            f"INSERT INTO responses ({COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            [to_row(record, prompt) for record in records],
         )
         epoch = max(record.epoch for record in records)
         if epoch > self._newest.get(namespace, -1):
@@ -164,6 +208,12 @@ class Appender:
                 (namespace, epoch),
             )
             self._newest[namespace] = epoch
+
+
+def _delete(connection: sqlite3.Connection, which: str, parameters: Sequence[object], most: int) -> int:
+    """Deletes responses, at most so many. Returns how many."""
+    text = f"DELETE FROM responses WHERE id IN (SELECT id FROM responses WHERE {which} LIMIT ?)"
+    return connection.execute(text, (*parameters, most)).rowcount
 
 
 class Departure(NamedTuple):
@@ -177,13 +227,19 @@ class Departure(NamedTuple):
     gone: int = 0
 
 
-def depart(connection: sqlite3.Connection, namespace: str, epoch: int) -> Departure:
-    """Records that responses newer than an epoch leave a namespace; -1 for all responses."""
+def depart(slice_: Slice, namespace: str, epoch: int | None, connection: sqlite3.Connection) -> Again:
+    """Records that responses newer than an epoch leave a namespace; None: the whole namespace leaves."""
+    if epoch is None:
+        connection.execute("DELETE FROM estimators WHERE namespace = ?", (namespace,))
+        connection.execute("DELETE FROM namespaces WHERE namespace = ?", (namespace,))
+        epoch = -1
+    newest = "UPDATE namespaces SET newest_epoch = min(newest_epoch, ?) WHERE namespace = ?"
+    connection.execute(newest, (epoch, namespace))
     (response,) = connection.execute("SELECT coalesce(max(id), 0) FROM responses").fetchone()
     row = (namespace, epoch, response)
     number = connection.execute("INSERT INTO leaving (namespace, epoch, response) VALUES (?, ?, ?)", row).lastrowid
     assert number is not None
-    return Departure(number, *row)
+    return Again(partial(work_off, slice_, Departure(number, *row)))
 
 
 def departures(connection: sqlite3.Connection) -> list[Departure]:
@@ -203,11 +259,8 @@ def work_off(slice_: Slice, what: Departure, connection: sqlite3.Connection) -> 
         if row is None:
             connection.execute("DELETE FROM leaving WHERE id = ?", (what.number,))
             return gone
-        some = connection.execute(
-            "DELETE FROM responses WHERE id IN "
-            "(SELECT id FROM responses WHERE prompt = ? AND epoch > ? AND id <= ? LIMIT ?)",
-            (row[2], what.epoch, what.response, DELETED_AT_ONCE),
-        ).rowcount
+        those = (row[2], what.epoch, what.response)
+        some = _delete(connection, "prompt = ? AND epoch > ? AND id <= ?", those, DELETED_AT_ONCE)
         gone += some
         if some < DELETED_AT_ONCE:
             if what.epoch < 0:
@@ -248,13 +301,7 @@ def forget_old(
     while True:
         old, end = old_prompts(connection, since, after)
         for prompt in old:
-            while (
-                connection.execute(
-                    "DELETE FROM responses WHERE id IN (SELECT id FROM responses WHERE prompt = ? LIMIT ?)",
-                    (prompt, DELETED_AT_ONCE),
-                ).rowcount
-                == DELETED_AT_ONCE
-            ):
+            while _delete(connection, "prompt = ?", (prompt,), DELETED_AT_ONCE) == DELETED_AT_ONCE:
                 if slice_.over():
                     return Again(partial(forget_old, slice_, since, after=prompt - 1, gone=gone))
             gone += connection.execute("DELETE FROM prompts WHERE id = ?", (prompt,)).rowcount

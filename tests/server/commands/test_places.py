@@ -4,7 +4,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,14 +17,6 @@ from tests.support.object_store import ObjectStore, environment
 
 OLD = [f"2026-01-0{day}T02-00-00Z.jsonl.gz" for day in (1, 2, 3)]
 OTHERS = ["notes.txt", "2026-01-01T02-00-00Z.jsonl.gz.bak", "run.jsonl.gz"]
-
-
-@pytest.fixture(scope="module")
-def object_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStore]:
-    pytest.importorskip("obstore", reason="needs histospec[backup]")
-    store = ObjectStore(tmp_path_factory.mktemp("seaweedfs"))
-    yield store
-    store.kill()
 
 
 @pytest.fixture(params=["folder", "bucket"])

@@ -14,6 +14,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from histospec.native import Engine
+from histospec.server.errors import StoreError
 from histospec.server.history.history import History
 from histospec.server.stores.sqlite.file import FILE_NAME
 from histospec.server.stores.sqlite.store import SQLiteStore
@@ -231,7 +232,7 @@ def failing(connection: sqlite3.Connection) -> None:
 def held_up(store: SQLiteStore) -> Iterator[None]:
     """Nothing is saved during a drop."""
     gate = Latch()
-    store._writer.submit(lambda connection: gate.wait(), 0)
+    store.submit(lambda connection: gate.wait())
     try:
         yield
     finally:
@@ -245,7 +246,7 @@ async def test_only_what_changed_is_written(tmp_path: Path) -> None:
         states = {namespace: engine.estimator_state(namespace) for namespace in "ab"}
         assert store.estimators() == states
         written: list[str] = []
-        store._writer.submit(lambda connection: connection.set_trace_callback(written.append), 0).result()
+        store.submit(lambda connection: connection.set_trace_callback(written.append)).result()
         await history._learning.save()
         assert not any("estimators" in sql for sql in written)
         teach(engine, "b")
@@ -258,7 +259,7 @@ async def test_only_what_changed_is_written(tmp_path: Path) -> None:
 @pytest.mark.asyncio
 async def test_a_store_that_fails_costs_the_save_alone(tmp_path: Path) -> None:
     async with opened(tmp_path) as (engine, store, history):
-        store._writer.submit(failing, 0).result()
+        store.submit(failing).result()
         with capture_logs() as logs:
             await history._learning.save()
         assert [entry["event"] for entry in logs] == ["estimator not saved"]
@@ -266,7 +267,7 @@ async def test_a_store_that_fails_costs_the_save_alone(tmp_path: Path) -> None:
         assert history.counts.store_errors == 1
         assert store.estimators() == {}
         teach(engine, "a")
-        store._writer.submit(lambda connection: connection.execute("DROP TRIGGER fail"), 0).result()
+        store.submit(lambda connection: connection.execute("DROP TRIGGER fail")).result()
         await history._learning.save()
         assert store.estimators() == {namespace: engine.estimator_state(namespace) for namespace in "ab"}
 
@@ -309,10 +310,11 @@ async def test_a_drop_whose_caller_leaves_is_done_all_the_same(tmp_path: Path) -
 
 @pytest.mark.asyncio
 async def test_a_store_that_cannot_be_read_is_said_and_survived(tmp_path: Path) -> None:
-    async with opened(tmp_path):
-        pass
-    store = SQLiteStore(tmp_path, 8)
-    store._writer.submit(lambda connection: connection.execute("ALTER TABLE estimators RENAME TO gone"), 0).result()
+    class Unreadable(SQLiteStore):
+        def estimators(self) -> dict[str, bytes]:
+            raise StoreError("store: disk I/O error")
+
+    store = Unreadable(tmp_path, 8)
     engine = Engine(1 << 26)
     history = History(engine, store, 4096)
     with capture_logs() as logs:

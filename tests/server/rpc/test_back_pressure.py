@@ -108,7 +108,7 @@ def batch(tokens: int, prompt: bytes) -> ResponseBatch:
 def blocked(store: SQLiteStore) -> Latch:
     """Keeps the store from writing until the latch is set."""
     gate = Latch()
-    store._writer.submit(lambda connection: gate.wait(), 0)
+    store.submit(lambda connection: gate.wait())
     return gate
 
 

@@ -7,13 +7,13 @@ import grpc
 import pytest
 
 from histospec.client import DraftClient, Response
-from histospec.server.rpc import wire as messages
 from histospec.server.stores.interface import Problem, Record, ResponseBatch
+from histospec.server.stores.records import to_message
 from histospec.v1 import draft_pb2 as pb
 from tests.support.clients import texts
 from tests.support.contents import content, logprobs, on_disk, tokens
 from tests.support.exports import export, problems
-from tests.support.servers import Server, Starter
+from tests.support.servers import Server, Starter, secret, with_tokens
 from tests.support.waiting import eventually
 from tests.support.wires import Connector, Wire
 
@@ -26,14 +26,14 @@ RECORDS = [
 
 
 def request(records: list[Record], prompt: bytes = tokens(1, 2), name: str = "", **fields: bytes) -> pb.ImportRequest:
-    responses = [messages.stored(record) for record in records]
+    responses = [to_message(record) for record in records]
     problem = pb.StoredProblem(prompt=prompt, problem=name, responses=responses)
     return pb.ImportRequest(namespace="run", problems=[problem], **fields)
 
 
 def test_responses_keep_all_that_is_known_of_them(wire: Wire) -> None:
     both = request(RECORDS, name="a name ❤")
-    both.problems.add(prompt=tokens(9), responses=[messages.stored(RECORDS[1])])
+    both.problems.add(prompt=tokens(9), responses=[to_message(RECORDS[1])])
     answer = wire.stub.Import(both)
     assert (answer.responses, answer.tokens, answer.learned) == (5, 108, False)
     assert problems(export(wire.stub)) == {
@@ -176,11 +176,8 @@ def shared_small(start_shared: Starter) -> Server:
 
 
 def test_an_import_needs_the_right_to_admin(start_server: Starter, connect: Connector, tmp_path: Path) -> None:
-    (tmp_path / "tokens.toml").write_text(
-        '[[token]]\nname = "worker"\nsecret = "worker-secret-0123456789"\nrights = ["read", "write"]\n'
-    )
-    server = start_server("--tokens", str(tmp_path / "tokens.toml"))
-    metadata = (("authorization", "Bearer worker-secret-0123456789"),)
+    server = start_server(*with_tokens(tmp_path, worker={"rights": ["read", "write"]}))
+    metadata = (("authorization", f"Bearer {secret('worker')}"),)
     with pytest.raises(grpc.RpcError) as caught:
         connect(server.endpoint).stub.Import(request(RECORDS), metadata=metadata)
     assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED

@@ -80,17 +80,17 @@ MESSAGES = {
     "too many verified": (
         step(verified=i32(1025)),
         INVALID,
-        "step.verified: 1025 at position 0 is more than the limit",
+        "step.verified[0]: is 1025, must lie in [0, 1024]",
     ),
     "model without verified": (
         step(model_drafted=i32(1), model_accepted=i32(1)),
         INVALID,
-        "step.verified: is absent, but step.model_drafted is given",
+        "step.verified: has 0 entries, must have 1",
     ),
     "half of the model": (
         step(verified=i32(0), model_drafted=i32(1)),
         INVALID,
-        "step.model_accepted: is absent, but step.model_drafted is given",
+        "step.model_accepted: has 0 entries, must have 1",
     ),
     "negative model": (
         step(verified=i32(0), model_drafted=i32(-1), model_accepted=i32(0)),
@@ -100,7 +100,7 @@ MESSAGES = {
     "more accepted than drafted": (
         step(verified=i32(0), model_drafted=i32(1), model_accepted=i32(2)),
         INVALID,
-        "step.model_accepted: 2 at position 0 are more than the 1 of step.model_drafted",
+        "step.model_accepted[0]: is 2, more than model_drafted[0], 1",
     ),
     "negative cost": (step(verify_cost=-1.0), INVALID, "step.verify_cost: -1.0"),
     "draft too long": (step(max_tokens=257), TOO_MUCH, "step.max_tokens: 257 is over the limit of 256"),
@@ -345,6 +345,5 @@ def test_whatever_arrives_is_either_checked_or_refused(request: pb.DraftRequest)
     assert step.offsets[-1] == len(step.tokens)
     assert (step.tokens >= 0).all()
     assert (step.positions >= 0).all()
-    if step.report is not None:
-        assert all(len(counts) == len(step.sessions) and (counts >= 0).all() for counts in step.report)
-        assert (step.report.model_accepted <= step.report.model_drafted).all()
+    for counts in step.report or ():
+        assert counts is None or (len(counts) == len(step.sessions) and (counts >= 0).all())

@@ -18,7 +18,7 @@ from histospec.server.rpc.specrl import tokens_of
 from histospec.server.rpc.visits import PAUSE_SECONDS
 from histospec.specrl import rollout_cache_pb2 as specrl_pb2
 from histospec.v1 import draft_pb2 as pb
-from tests.support.servers import Server, Starter
+from tests.support.servers import Server, Starter, secret, with_tokens
 from tests.support.specrl_updater import Updater, hash_of
 from tests.support.wires import Connector, Wire
 
@@ -171,10 +171,8 @@ def test_bytes_that_are_no_message_are_refused(wire: Wire) -> None:
 
 
 def test_only_who_may_write_there_is_served(start_server: Starter, connect: Connector, tmp_path: Path) -> None:
-    secrets = {"run": "trainer-secret-0123456789", "specrl": "updater-secret-0123456789"}
-    text = [f'[[token]]\nname = "{n}"\nsecret = "{s}"\nnamespaces = ["{n}*"]\n' for n, s in secrets.items()]
-    (tmp_path / "tokens.toml").write_text("".join(text))
-    server = start_server("--tokens", str(tmp_path / "tokens.toml"), "--specrl-namespace", "specrl-7")
+    tokens = with_tokens(tmp_path, run={"namespaces": ["run*"]}, specrl={"namespaces": ["specrl*"]})
+    server = start_server(*tokens, "--specrl-namespace", "specrl-7")
     updater = Updater(connect(server.endpoint).channel)
     code, words = refused(lambda: updater.update(PROMPT, [RESPONSE]))
     assert (code, "SpecRL's updater cannot send one: send to a server without --tokens" in words) == (
@@ -182,11 +180,11 @@ def test_only_who_may_write_there_is_served(start_server: Starter, connect: Conn
         True,
     ), words
     assert "HISTOSPEC_TOKEN" not in words  # which the updater does not read
-    stranger = [("authorization", f"Bearer {secrets['run']}")]
+    stranger = [("authorization", f"Bearer {secret('run')}")]
     code, words = refused(lambda: updater.update(PROMPT, [RESPONSE], metadata=stranger))
     assert (code, "no right to write in namespace 'specrl-7'" in words) == ("PERMISSION_DENIED", True)
-    assert updater.update(PROMPT, [RESPONSE], metadata=[("authorization", f"Bearer {secrets['specrl']}")])
-    with DraftClient(server.endpoint, namespace="specrl-7", token=secrets["specrl"]) as client:
+    assert updater.update(PROMPT, [RESPONSE], metadata=[("authorization", f"Bearer {secret('specrl')}")])
+    with DraftClient(server.endpoint, namespace="specrl-7", token=secret("specrl")) as client:
         assert [np.asarray(r.tokens).tolist() for r in client.history(PROMPT)] == [RESPONSE]
     assert server.metrics()['histospec_rpc_errors_total{code="UNAUTHENTICATED",method="UpdateCache"}'] == 1
 

@@ -26,15 +26,15 @@ class Trainer:
     def __init__(self) -> None:
         self.clock = Clock()
         self.newest = 0
-        self._visits = Visits(self.clock)
+        self.visits = Visits(self.clock)
 
     def visit(self, prompt: int, burst: int) -> int:
-        self.newest = self._visits.epoch(prompt, burst, self.newest)
-        self._visits.note(prompt, burst, self.newest)
+        self.newest = self.visits.epoch(prompt, burst, self.newest)
+        self.visits.note(prompt, burst, self.newest)
         return self.newest
 
     def update(self, prompt: int) -> int:
-        with self._visits.update() as burst:
+        with self.visits.update() as burst:
             return self.visit(prompt, burst)
 
     def updates(self, prompts: Iterable[int]) -> list[int]:
@@ -45,7 +45,7 @@ class Trainer:
         arrived: list[Callable[[], int]] = []
         with ExitStack() as running:
             for prompt in prompts:
-                burst = running.enter_context(self._visits.update())
+                burst = running.enter_context(self.visits.update())
                 arrived.append(partial(self.visit, prompt, burst))
         return arrived
 
@@ -73,16 +73,16 @@ def test_a_shorter_pause_ends_no_burst(trainer: Trainer) -> None:
 
 
 def test_a_burst_goes_on_while_an_update_waits(trainer: Trainer) -> None:
-    with trainer._visits.update() as first:
+    with trainer.visits.update() as first:
         trainer.wait(10 * PAUSE_SECONDS)
-        with trainer._visits.update() as second:
+        with trainer.visits.update() as second:
             assert first == second
         trainer.wait(10 * PAUSE_SECONDS)
     trainer.wait(0.9 * PAUSE_SECONDS)
-    with trainer._visits.update() as third:
+    with trainer.visits.update() as third:
         assert third == first
     trainer.wait(PAUSE_SECONDS)
-    with trainer._visits.update() as fourth:
+    with trainer.visits.update() as fourth:
         assert fourth > first
 
 

@@ -19,5 +19,4 @@ def open_store(tmp_path: Path) -> Iterator[Callable[..., SQLiteStore]]:
 
     yield open_
     for store in stores:
-        if store._writer._thread.is_alive():
-            store.close()
+        store.close()

@@ -25,7 +25,7 @@ class Gate:
         self._directory = directory
 
     def __call__(self, progress: Progress) -> Opened:
-        progress.tell("waiting for the test")
+        progress.report("waiting for the test")
         while not self.may.is_set():
             progress.wait(0.01)
         if self.error:

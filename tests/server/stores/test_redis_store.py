@@ -1,8 +1,7 @@
 """The Redis store under failures: servers that die, pause, fail over or are full, and lost answers."""
 
 import threading
-import time
-from collections.abc import Callable, Iterator, Sized
+from collections.abc import Callable, Iterator, Sequence, Sized
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -18,9 +17,8 @@ from histospec.server.errors import Damaged, StoreError, StoreFull
 from histospec.server.stores import records
 from histospec.server.stores.interface import Problem, Record
 from histospec.server.stores.redis import keys as redis_keys
-from histospec.server.stores.redis import servers as redis_servers
-from histospec.server.stores.redis import store as redis_store
 from histospec.server.stores.redis.location import Location
+from histospec.server.stores.redis.servers import Command, Servers
 from histospec.server.stores.redis.store import RedisStore
 from tests.support.batches import batch, put
 from tests.support.ports import free_port
@@ -34,8 +32,8 @@ PROBLEM = Problem("run", b"prompt..")
 def open_store() -> Iterator[Callable[..., RedisStore]]:
     stores = []
 
-    def open_(url: str, **options: Any) -> RedisStore:
-        stores.append(RedisStore(Location.parse(url), 8, "shard-0", **options))
+    def open_(url: str, servers: Callable[[Callable[[], Location]], Servers] = Servers, **options: Any) -> RedisStore:
+        stores.append(RedisStore(servers(lambda: Location.parse(url)), 8, "shard-0", **options))
         return stores[-1]
 
     yield open_
@@ -103,29 +101,10 @@ def test_a_packed_record_comes_back(
     assert records.unpack(records.pack(record)) == record
 
 
-# Responses in the format before checksums: with a reward, logprobs and a mask; with a seed.
-WITHOUT_SEEDS = bytes.fromhex(
-    "0107030700000000000000000000000000e03f03000000010000701101030000000080bf000000c0000000bfa0"
-)
-SEEDED = bytes.fromhex("02080200000000000000000000000000000000010000003132ffffffffffffffff")
-
-
-def test_records_from_before_checksums_are_read() -> None:
-    scores = np.array([-1, -2, -0.5], "<f4").tobytes()
-    record = Record(np.array([1, 70_000, 3], "<i4").tobytes(), 7, 0.5, scores, b"\1\0\1")
-    assert records.unpack(WITHOUT_SEEDS) == record
-    assert records.unpack(SEEDED) == Record(b"12\0\0", 0, seed=-1)
-
-
 def test_a_record_of_another_version_is_refused_by_its_number() -> None:
-    """A server from before alternatives refuses version 4 like this, which only responses with alternatives have."""
     packed = records.pack(Record(b"1234", 0, seed=-1))
-    assert packed[0] == 3
-    with pytest.raises(Damaged, match="a response has version 5; this server knows 1 to 4"):
-        records.unpack(b"\5" + packed[1:])
-    with pytest.raises(Damaged, match=f"a response of {len(packed) - 1} bytes should have {len(packed)}"):
-        records.unpack(packed[:-1])
-    assert records.pack(Record(b"1234", 0, alternatives=b"any"))[0] == 4
+    with pytest.raises(Damaged, match="a response has version 2, this server needs 1; take a snapshot"):
+        records.unpack(b"\2" + packed[1:])
 
 
 @given(st.data())
@@ -188,63 +167,63 @@ def _longer(acknowledged: Sized, than: int) -> bool:
 
 
 def test_a_write_whose_answer_is_lost_is_written_once(
-    open_store: Callable[..., RedisStore], redis_server: RedisProcess, monkeypatch: pytest.MonkeyPatch
+    open_store: Callable[..., RedisStore], redis_server: RedisProcess
 ) -> None:
-    store = open_store(redis_server.url)
-    run = store._servers.run
     lost: list[Any] = []
 
-    def losing(*args: Any, **kwargs: Any) -> Any:
-        answers = run(*args, **kwargs)
-        if len(lost) < 3:
-            lost.append(args)
-            raise redis.ConnectionError("the answer is lost")
-        return answers
+    class Losing(Servers):
+        def run(self, commands: Sequence[Command], replicas: bool = False) -> list[Any]:
+            answers = super().run(commands, replicas)
+            if len(lost) < 3:
+                lost.append(commands)
+                raise redis.ConnectionError("the answer is lost")
+            return answers
 
-    monkeypatch.setattr(store._servers, "run", losing)
+    store = open_store(redis_server.url, Losing)
     store.append(batch(b"once")).result()
     assert len(lost) == 3
     assert [r.tokens for r in store.history(PROBLEM)] == [b"once"]
 
 
-def test_a_server_that_restarts_is_waited_for(
-    open_store: Callable[..., RedisStore], server: RedisProcess, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store = open_store(server.url)
-    store.append(batch(b"aaaa")).result()
-    run, missed = store._servers.run, threading.Event()
+class Trying(Servers):
+    """Counts the requests that failed."""
 
-    def noting(*args: Any, **kwargs: Any) -> Any:
+    failed = 0
+
+    def run(self, commands: Sequence[Command], replicas: bool = False) -> list[Any]:
         try:
-            return run(*args, **kwargs)
+            return super().run(commands, replicas)
         except redis.RedisError:
-            missed.set()
+            self.failed += 1
             raise
 
-    monkeypatch.setattr(store._servers, "run", noting)
+
+def test_a_server_that_restarts_is_waited_for(open_store: Callable[..., RedisStore], server: RedisProcess) -> None:
+    servers = Trying(lambda: Location.parse(server.url))
+    store = open_store(server.url, lambda _: servers)
+    store.append(batch(b"aaaa")).result()
     server.kill()
     waiting = store.append(batch(b"bbbb"))
-    assert missed.wait(60)
+    eventually(lambda: servers.failed, "the store does not write")
     server.start()
     waiting.result()
     assert [r.tokens for r in store.history(PROBLEM)] == [b"aaaa", b"bbbb"]
 
 
 def test_a_server_that_stays_away_costs_the_callers_only_an_error(
-    open_store: Callable[..., RedisStore], server: RedisProcess, monkeypatch: pytest.MonkeyPatch
+    open_store: Callable[..., RedisStore], server: RedisProcess
 ) -> None:
-    monkeypatch.setattr(redis_store, "PATIENCE", 0.5)
-    store = open_store(server.url)
+    servers = Trying(lambda: Location.parse(server.url))
+    store = open_store(server.url, lambda _: servers, patience=0.5)
     server.kill()
     with pytest.raises(StoreError, match="nothing of this request is kept"):
         store.append(batch(b"aaaa")).result()
     with pytest.raises(StoreError):
         store.history(PROBLEM)
-    started = time.monotonic()
+    before = servers.failed
     with pytest.raises(StoreError):
         store.append(batch(b"bbbb")).result()
-    assert store._away
-    assert time.monotonic() - started < 5  # it is not waited for again
+    assert servers.failed == before + 1  # it is not waited for again
     server.start()
     eventually(lambda: _succeeds(store, b"cccc"), "the store does not come back")
     assert b"cccc" in [r.tokens for r in store.history(PROBLEM)]
@@ -258,12 +237,8 @@ def _succeeds(store: RedisStore, tokens: bytes) -> bool:
     return True
 
 
-def test_a_server_that_hangs_is_given_up(
-    open_store: Callable[..., RedisStore], server: RedisProcess, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(redis_store, "PATIENCE", 0.5)
-    monkeypatch.setattr(redis_servers, "ANSWER_SECONDS", 0.3)
-    store = open_store(server.url)
+def test_a_server_that_hangs_is_given_up(open_store: Callable[..., RedisStore], server: RedisProcess) -> None:
+    store = open_store(server.url, partial(Servers, answer_seconds=0.3), patience=0.5)
     store.append(batch(b"aaaa")).result()
     server.pause()
     with pytest.raises(StoreError, match=r"[Tt]imeout"):
@@ -303,29 +278,26 @@ def test_problems_that_redis_forgot_leave_their_list(
 
 
 def test_a_problem_that_comes_back_while_its_list_is_tidied_stays_listed(
-    open_store: Callable[..., RedisStore], redis_server: RedisProcess, monkeypatch: pytest.MonkeyPatch
+    open_store: Callable[..., RedisStore], redis_server: RedisProcess
 ) -> None:
-    store, other = open_store(redis_server.url, retention=60.0), open_store(redis_server.url, retention=60.0)
+    store = open_store(redis_server.url, retention=60.0)
     store.append(batch(b"aaaa")).result()
     redis_server.client.delete(*redis_server.client.keys("histospec:1:problem:*"))
-    run = other._servers.run
 
-    def meanwhile(commands: list[tuple[Any, ...]], *args: Any) -> Any:
-        if commands[0][0] == "SREM":
-            store.append(batch(b"bbbb")).result()
-        return run(commands, *args)
+    class Meanwhile(Servers):
+        def run(self, commands: Sequence[Command], replicas: bool = False) -> list[Any]:
+            if commands[0][0] == "SREM":
+                store.append(batch(b"bbbb")).result()
+            return super().run(commands, replicas)
 
-    monkeypatch.setattr(other._servers, "run", meanwhile)
-    assert other.count() == 0
+    assert open_store(redis_server.url, Meanwhile, retention=60.0).count() == 0
     assert [(p, [r.tokens for r in some]) for p, some in store.problems("run")] == [(PROBLEM, [b"bbbb"])]
 
 
 def test_a_replica_that_is_not_there_is_not_taken_for_one(
-    open_store: Callable[..., RedisStore], server: RedisProcess, monkeypatch: pytest.MonkeyPatch
+    open_store: Callable[..., RedisStore], server: RedisProcess
 ) -> None:
-    monkeypatch.setattr(redis_store, "PATIENCE", 0.2)
-    monkeypatch.setattr(redis_servers, "REPLICA_MILLISECONDS", 100)
-    store = open_store(f"{server.url}?replicas=1")
+    store = open_store(f"{server.url}?replicas=1", partial(Servers, replica_seconds=0.1), patience=0.2)
     with pytest.raises(StoreError, match="0 replicas have the write, 1 are required"):
         store.append(batch(b"aaaa")).result()
 

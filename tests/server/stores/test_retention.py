@@ -1,16 +1,17 @@
 """Retention: old problems are deleted, but none while the clock may have jumped."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from histospec.server import cli
-from histospec.server.stores.retention import A_FEW, Clock, Trust
+from histospec.server.stores.sqlite.retention import A_FEW, Clock, Trust
 from histospec.server.stores.sqlite.store import SQLiteStore
+from tests.support.ages import forgotten_down_to
 from tests.support.batches import batch, put
+from tests.support.contents import rows
 from tests.support.waiting import eventually
 
 DAY = 86_400.0
@@ -95,27 +96,13 @@ def test_what_was_forgotten_in_the_last_hour_says_how_many_are_usual() -> None:
     assert after.judge(200).paused
 
 
-@pytest.fixture
-def open_store(tmp_path: Path) -> Iterator[Callable[..., SQLiteStore]]:
-    stores = []
-
-    def open_(**options: Any) -> SQLiteStore:
-        stores.append(SQLiteStore(tmp_path, 8, **options))
-        return stores[-1]
-
-    yield open_
-    for store in stores:
-        if store._writer._thread.is_alive():
-            store.close()
-
-
 def fill(store: SQLiteStore, problems: int, ago: float) -> None:
     """Makes problems look as if they were written that long ago."""
     for number in range(problems):
         store.append(batch(b"aaaa", prompt=number.to_bytes(4, "big")))
     put(store, b"next", prompt=b"another.")
     update = "UPDATE writes SET latest = latest - ?"
-    store._writer.submit(lambda connection: connection.execute(update, (ago,)), 0).result()
+    store.submit(lambda connection: connection.execute(update, (ago,))).result()
 
 
 def test_much_that_looks_old_at_once_stays_until_a_person_forgets_it(
@@ -148,14 +135,12 @@ def test_much_that_looks_old_at_once_stays_until_a_person_forgets_it(
 def test_a_problem_that_comes_back_after_it_was_forgotten_keeps_all_that_is_new(
     open_store: Callable[..., SQLiteStore],
 ) -> None:
-    store = open_store(retention=60.0)
+    store = open_store(retention=20.0)
     for epoch in range(8):  # as many as the store keeps
         put(store, b"old.", epoch)
     age = "UPDATE writes SET latest = latest - 100"
-    store._writer.submit(lambda connection: connection.execute(age), 0).result()
-    assert store._retention is not None
-    store._retention._look()
-    assert store.count() == 0
+    store.submit(lambda connection: connection.execute(age)).result()
+    assert forgotten_down_to(store, 0)
     for epoch in range(8, 12):
         put(store, b"new.", epoch)
     assert store.count() == 4
@@ -166,21 +151,20 @@ def test_a_time_of_day_that_went_back_between_two_starts_pauses(open_store: Call
     store.close()
     store = open_store()
     ahead = "UPDATE clock SET seen = seen + 1000"
-    store._writer.submit(lambda connection: connection.execute(ahead), 0).result()
+    store.submit(lambda connection: connection.execute(ahead)).result()
     store.close()
     store = open_store(retention=60.0)
     eventually(lambda: "before what a server has seen" in store.retention_paused, "retention does not pause")
 
 
 def test_a_jump_while_the_server_runs_pauses(
-    open_store: Callable[..., SQLiteStore], monkeypatch: pytest.MonkeyPatch
+    open_store: Callable[..., SQLiteStore],
 ) -> None:
-    store = open_store(retention=60.0)
+    ahead = 0.0
+    store = open_store(retention=60.0, wall=lambda: time.time() + ahead)
     fill(store, 3, 0.0)
-    assert store._retention is not None
-    store._retention.looked.wait()
-    true = time.time
-    monkeypatch.setattr(store._retention._clock, "_wall", lambda: true() + 1000)
+    eventually(lambda: rows(store, "SELECT * FROM clock"), "the clock is not noted")
+    ahead = 1000.0
     eventually(lambda: "jumped forward by 0.3 hours" in store.retention_paused, "retention does not pause")
     assert store.count() == 4
 

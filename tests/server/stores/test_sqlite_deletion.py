@@ -13,11 +13,11 @@ import pytest
 from histospec.server.stores.interface import Problem, Record, ResponseBatch
 from histospec.server.stores.sqlite import writes as sqlite_writes
 from histospec.server.stores.sqlite.file import FILE_NAME
-from histospec.server.stores.sqlite.snapshot import SQLiteSnapshot
+from histospec.server.stores.sqlite.reader import SQLiteSnapshot
 from histospec.server.stores.sqlite.store import SQLiteStore
 from tests.support.ages import age, forgotten_down_to, vouch
 from tests.support.batches import batch, put
-from tests.support.contents import to_load
+from tests.support.contents import rows, to_load
 from tests.support.waiting import Latch, eventually
 
 
@@ -41,7 +41,7 @@ def test_other_writes_go_on_while_much_is_deleted(
     store.append(ResponseBatch(Problem("run", b"prompt.."), [Record(bytes([i] * 4), 1) for i in range(100)])).result()
     put(store, b"aaaa", 1, prompt=b"another.")
     gate = Latch()
-    store._writer.submit(lambda connection: gate.wait(), 0)
+    store.submit(lambda connection: gate.wait())
     order = []
     starts: dict[str, Callable[[], Future[Any]]] = {
         "drop": lambda: store.drop("run"),
@@ -55,7 +55,7 @@ def test_other_writes_go_on_while_much_is_deleted(
     def look(connection: sqlite3.Connection) -> None:
         seen.append(connection.execute("SELECT count(*) FROM responses WHERE epoch = 1").fetchone()[0])
 
-    others = [store._writer.submit(look, 0) for _ in range(3)]
+    others = [store.submit(look) for _ in range(3)]
     others[-1].add_done_callback(lambda _: order.append("others"))
     anew = store.append(batch(b"anew", 2))
     gate.set()
@@ -68,7 +68,7 @@ def test_other_writes_go_on_while_much_is_deleted(
     assert order[0] == "others"
     assert min(seen) > 50  # other writes happened in between
     assert {r.tokens for r in store.history(Problem("run", b"prompt.."))} <= {b"next", b"anew"}
-    assert store._read("SELECT count(*) FROM leaving") == [(0,)]
+    assert rows(store, "SELECT count(*) FROM leaving") == [(0,)]
     assert store.count() == (3 if long == "window" else 1)
 
 
@@ -101,7 +101,7 @@ os.kill(os.getpid(), 9)
     store = SQLiteStore(tmp_path, 8)
     assert gone(store, "run")
     eventually(lambda: store.count() == 3, "what was dropped is not deleted")
-    eventually(lambda: store._read("SELECT count(*) FROM leaving") == [(0,)], "its note stays")
+    eventually(lambda: rows(store, "SELECT count(*) FROM leaving") == [(0,)], "its note stays")
     put(store, b"anew", prompt=b"prompt..")
     assert [r.tokens for r in store.history(Problem("run", b"prompt.."))] == [b"anew"]
     store.close()
@@ -137,5 +137,5 @@ def test_what_is_old_is_forgotten_in_slices(
         ("b", b"old."),
         ("b", b"new."),
     }
-    counts = [store._read(f"SELECT count(*) FROM {table}") for table in ("prompts", "writes")]
+    counts = [rows(store, f"SELECT count(*) FROM {table}") for table in ("prompts", "writes")]
     assert counts == [[(3,)], [(3,)]]

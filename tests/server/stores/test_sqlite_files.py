@@ -72,7 +72,7 @@ def test_a_file_that_vanishes_while_a_group_is_written_is_not_acknowledged(store
         (tmp_path / "data" / FILE_NAME).unlink()
 
     with pytest.raises(StoreError, match="deleted or moved"):
-        store._writer.submit(vanish, 0).result()
+        store.submit(vanish).result()
 
 
 def test_a_directory_that_comes_back_is_used_again(store: SQLiteStore, tmp_path: Path) -> None:

@@ -13,10 +13,10 @@ from histospec.server.stores.interface import Problem, Record, ResponseBatch
 from histospec.server.stores.sqlite import reader as sqlite_reader
 from histospec.server.stores.sqlite import writes as sqlite_writes
 from histospec.server.stores.sqlite.file import FILE_NAME
-from histospec.server.stores.sqlite.snapshot import SQLiteSnapshot
+from histospec.server.stores.sqlite.reader import SQLiteSnapshot
 from histospec.server.stores.sqlite.store import SQLiteStore
 from tests.support.batches import batch, put
-from tests.support.contents import to_load
+from tests.support.contents import rows, to_load
 from tests.support.waiting import Latch
 
 
@@ -37,7 +37,7 @@ def test_prompts_without_responses_are_forgotten(open_store: Callable[..., SQLit
     store = open_store(history_epochs=2)
     for epoch in range(6):
         put(store, bytes([epoch] * 4), epoch, prompt=bytes([epoch] * 8), name="p")
-    assert store._read("SELECT count(*) FROM prompts") == [(2,)]
+    assert rows(store, "SELECT count(*) FROM prompts") == [(2,)]
 
 
 def test_what_is_wanted_most_is_loaded_first(open_store: Callable[..., SQLiteStore]) -> None:
@@ -115,7 +115,7 @@ def test_a_snapshot_stays_as_it_was_while_the_store_is_written_to(
 def test_many_threads_share_transactions_and_lose_nothing(open_store: Callable[..., SQLiteStore]) -> None:
     store = open_store()
     syncs = []
-    store._writer.submit(lambda connection: connection.set_trace_callback(lambda sql: syncs.append(sql)), 0).result()
+    store.submit(lambda connection: connection.set_trace_callback(lambda sql: syncs.append(sql))).result()
 
     def append(thread: int) -> None:
         waiting = [store.append(batch(bytes([thread, i, 0, 0]))) for i in range(100)]
@@ -134,12 +134,12 @@ def test_many_threads_share_transactions_and_lose_nothing(open_store: Callable[.
 def test_one_that_fails_does_not_spoil_its_group(open_store: Callable[..., SQLiteStore]) -> None:
     store = open_store()
     gate = Latch()
-    store._writer.submit(lambda connection: gate.wait(), 0)  # blocks the writer, so that the next three form one group
+    store.submit(lambda connection: gate.wait())  # blocks the writer, so that the next three form one group
     good, bad, other = (store.append(batch(b"good")), store.append(batch(b"none", 2**64)), store.append(batch(b"fine")))
     gate.set()
     good.result()
     other.result()
-    with pytest.raises(StoreError, match="too large"):
+    with pytest.raises(StoreError, match="out of range"):
         bad.result()
     assert [r.tokens for r in store.history(Problem("run", b"prompt.."))] == [b"good", b"fine"]
 
@@ -147,7 +147,7 @@ def test_one_that_fails_does_not_spoil_its_group(open_store: Callable[..., SQLit
 def test_a_writer_that_is_too_far_behind_refuses(open_store: Callable[..., SQLiteStore]) -> None:
     store = open_store(max_backlog=1 << 20)
     gate = Latch()
-    store._writer.submit(lambda connection: gate.wait(), 0)
+    store.submit(lambda connection: gate.wait())
     accepted = store.append(batch(bytes(900 << 10)))
     with pytest.raises(StoreFull, match=r"more than 1MiB \(--max-backlog\) would wait to be written; try later"):
         store.append(batch(bytes(200 << 10))).result()
@@ -197,7 +197,7 @@ def test_what_an_append_asks_does_not_grow_with_its_problem(open_store: Callable
         def count(connection: sqlite3.Connection, counted: list[int] = counted) -> None:
             connection.set_progress_handler(lambda: counted.append(1), 10)
 
-        store._writer.submit(count, 0).result()
+        store.submit(count).result()
         for _ in range(20):
             put(store, b"bbbb", 0, namespace=problem.namespace)
         steps.append(len(counted))
@@ -212,7 +212,7 @@ def test_a_failing_disk_is_reported_and_survived(open_store: Callable[..., SQLit
         raise sqlite3.OperationalError("disk I/O error")
 
     with pytest.raises(StoreError, match="disk I/O error"):
-        store._writer.submit(fail, 0).result()
+        store.submit(fail).result()
     put(store, b"next")
 
 
@@ -226,7 +226,7 @@ def test_closing_writes_what_waits(open_store: Callable[..., SQLiteStore]) -> No
 
 def test_the_files_settings_are_the_durable_ones(open_store: Callable[..., SQLiteStore]) -> None:
     store = open_store()
-    settings = store._writer.submit(
-        lambda c: [c.execute(f"PRAGMA {name}").fetchone()[0] for name in ("journal_mode", "synchronous")], 0
+    settings = store.submit(
+        lambda c: [c.execute(f"PRAGMA {name}").fetchone()[0] for name in ("journal_mode", "synchronous")]
     )
     assert settings.result() == ["wal", 2]

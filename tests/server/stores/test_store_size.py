@@ -11,7 +11,7 @@ import redis
 
 from histospec.server.stores.interface import Problem, Record, ResponseBatch, StoreSize
 from histospec.server.stores.redis.location import Location
-from histospec.server.stores.redis.memory import EVERY, Memory
+from histospec.server.stores.redis.servers import MEMORY_SECONDS, Memory, Servers
 from histospec.server.stores.redis.store import RedisStore
 from histospec.server.stores.sqlite.store import SQLiteStore
 from tests.support.disks import small_disk
@@ -78,7 +78,7 @@ def connect() -> Iterator[Callable[[str], RedisStore]]:
     stores = []
 
     def connect(url: str) -> RedisStore:
-        stores.append(RedisStore(Location.parse(url), 8, "shard-0"))
+        stores.append(RedisStore(Servers(lambda: Location.parse(url)), 8, "shard-0"))
         return stores[-1]
 
     yield connect
@@ -165,12 +165,12 @@ def test_nobody_waits_for_redis_and_it_is_asked_seldom() -> None:
     assert server.asked == 1
     answered()
     assert memory.look() == (7, None)  # one of the two has no limit
-    seconds[0] = EVERY - 1
+    seconds[0] = MEMORY_SECONDS - 1
     memory.look()
     assert server.asked == 1
     failures: list[Mapping[str, Any] | Exception] = [redis.ConnectionError("away"), {"maxmemory": 1}]
     for number, failure in enumerate(failures):
-        seconds[0] += EVERY
+        seconds[0] += MEMORY_SECONDS
         server.answer = failure
         memory.look()
         assert server.asked == 2 + number

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from histospec.server.stores.interface import Record
-from histospec.server.stores.window import Window
+from histospec.server.stores.sqlite.writes import Window
 
 BATCHES = st.lists(st.lists(st.integers(0, 6), max_size=5), max_size=12)
 

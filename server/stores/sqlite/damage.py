@@ -1,4 +1,4 @@
-"""Copies the readable contents of a damaged SQLite file to a new one.
+"""Damage to a SQLite file: checks the structure of the file, and copies what can be read of a damaged one to a new one.
 
 The damaged file is read and renamed, never written to. The new one gets its final name when it is complete:
 
@@ -8,25 +8,116 @@ The damaged file is read and renamed, never written to. The new one gets its fin
 """
 
 import sqlite3
+import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import structlog
 
+from histospec.server.arguments import shown
 from histospec.server.errors import ConfigError, Damaged, StoreError
 from histospec.server.security.private import sync_folder
-from histospec.server.stores.sqlite.file import DAMAGE, besides, connect_to_read
-from histospec.server.stores.sqlite.migration import open_file
-from histospec.server.stores.sqlite.reader import COLUMNS, digest_of, record_of
+from histospec.server.stores.records import COLUMNS, from_row
+from histospec.server.stores.sqlite.database import (
+    AGAIN_SECONDS,
+    DAMAGE,
+    connect_to_read,
+    digest_of,
+    is_damage,
+    open_store_file,
+)
+from histospec.server.stores.sqlite.file import besides
 
 log = structlog.get_logger()
 
+LOG_CHECK_SECONDS = 0.5  # between checks of the write-ahead log's size
+LOG_BYTES = 256 << 20  # of the write-ahead log; the check is not worth more
+
 COMMIT_BYTES = 4 << 20  # the most that a full disk may cost of the copied data
-SAY_SECONDS = 5.0
+LOG_SECONDS = 5.0
 NEIGHBOURS = 1000  # rows tried one by one after an unreadable one, before the steps grow
+
+
+def structural_damage(connection: sqlite3.Connection) -> str:
+    """Returns what is wrong with the structure of the file, or "". Raises sqlite3.Error if it is unreadable."""
+    (found,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+    return "" if found == "ok" else f"malformed: {found}"
+
+
+class StructureCheck:
+    """One check of the structure of a whole file, in a thread, while the store is in use.
+
+    It takes as long as the disk needs to read the file. It uses a separate connection: new writes do not wait, but stay
+    in the write-ahead log until the check ends.
+    """
+
+    def __init__(self, path: Path, connect: Callable[[Path], sqlite3.Connection] = connect_to_read) -> None:
+        self._path = path
+        self._connect = connect
+        self._thread: threading.Thread | None = None
+        self._done = threading.Event()  # ended or cancelled
+        self._left = threading.Event()  # the connection is no longer used and must not be interrupted
+        self._given_up = False
+
+    def start(self, found: Callable[[str], object]) -> None:
+        """Starts the check, unless it has started before. Calls `found` with the reason if the file is damaged."""
+        if self._thread is None and not self._done.is_set():
+            self._thread = threading.Thread(target=self._run, args=(found,), name="structure", daemon=True)
+            self._thread.start()
+
+    def close(self) -> None:
+        """Cancels the check. Blocks for a moment."""
+        self._given_up = True
+        self._done.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _run(self, found: Callable[[str], object]) -> None:
+        reason = failure = ""
+        try:
+            with closing(self._connect(self._path)) as connection, self._watched(connection):
+                reason = structural_damage(connection)
+        except DAMAGE as error:
+            if is_damage(error):
+                reason = str(error)
+            else:
+                failure = str(error)
+        if self._given_up:  # pages that SQLite did not reach look damaged
+            return
+        if failure:
+            log.warning("the structure of the store cannot be checked", reason=failure)
+        if reason:
+            found(reason)
+
+    @contextmanager
+    def _watched(self, connection: sqlite3.Connection) -> Iterator[None]:
+        watch = threading.Thread(target=self._watch, args=(connection,), name="structure watch", daemon=True)
+        watch.start()
+        try:
+            yield
+        finally:
+            self._left.set()
+            self._done.set()
+            watch.join()
+
+    def _watch(self, connection: sqlite3.Connection) -> None:
+        while not self._done.wait(LOG_CHECK_SECONDS):
+            if self._log_bytes() > LOG_BYTES:
+                self._given_up = True
+                reason = f"more than {shown(LOG_BYTES)} were written meanwhile; checksums still protect responses"
+                log.warning("the structure of the store is not checked to the end", reason=reason)
+                break
+        while not self._left.is_set():
+            connection.interrupt()
+            self._left.wait(AGAIN_SECONDS)
+
+    def _log_bytes(self) -> int:
+        with suppress(OSError):
+            return besides(self._path)[1].stat().st_size
+        return 0
 
 
 class Salvaged(NamedTuple):
@@ -40,11 +131,6 @@ class Salvaged(NamedTuple):
     """Whether `lost` is exact; otherwise at least that many are lost."""
     full: bool
     """Whether there was too little space for all readable responses."""
-
-    def __str__(self) -> str:
-        lost = f"{'' if self.exact else 'at least '}{self.lost}"
-        room = "; there was no space for more" if self.full else ""
-        return f"{self.responses} responses could be read, {lost} are lost{room}"
 
 
 def replace(path: Path, disk: int | None, reason: str) -> Salvaged:
@@ -102,7 +188,7 @@ def salvage(path: Path, copy: Path, disk: int | None = None) -> Salvaged:
     unfinished, _ = _stages(path) if copy.parent == path.parent else (copy, copy)
     for file in besides(unfinished):
         file.unlink(missing_ok=True)
-    with closing(open_file(unfinished, disk)) as target, closing(connect_to_read(path)) as source:
+    with closing(open_store_file(unfinished, disk)) as target, closing(connect_to_read(path)) as source:
         source.execute("PRAGMA writable_schema = ON")  # reads what it can if the schema itself is damaged
         result = _copy(source, target)
         target.execute("PRAGMA wal_checkpoint(TRUNCATE)")
@@ -135,24 +221,25 @@ class _Copy:
 
     def all_responses(self) -> None:
         """Copies the intact responses that have a prompt."""
-        said = time.monotonic()
+        logged = time.monotonic()
         size = 0
-        for _, *row in _rows(self._source, "responses", _held_columns(self._source)):
+        columns = f"id, {COLUMNS}"
+        insert = f"INSERT OR IGNORE INTO responses ({columns}) VALUES ({', '.join('?' * len(columns.split(',')))})"
+        for number, *row in _rows(self._source, "responses", COLUMNS):
             try:
-                size += record_of(row).size
-                known = self._target.execute("SELECT 1 FROM prompts WHERE id = ?", (row[1],)).fetchone()
+                size += from_row(row).size
+                known = self._target.execute("SELECT 1 FROM prompts WHERE id = ?", row[:1]).fetchone()
             except Damaged:
                 known = None
             if not known:
                 self.damaged += 1
                 continue
-            insert = f"INSERT OR IGNORE INTO responses ({COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
-            self.responses += self._target.execute(insert, row).rowcount
+            self.responses += self._target.execute(insert, (number, *row)).rowcount
             if size >= COMMIT_BYTES:
                 size = 0
                 self.keep()
-                if time.monotonic() - said > SAY_SECONDS:
-                    said = time.monotonic()
+                if time.monotonic() - logged > LOG_SECONDS:
+                    logged = time.monotonic()
                     log.warning("salvaging", responses=self.responses, damaged=self.damaged)
 
     def keep(self) -> None:
@@ -201,14 +288,6 @@ def _copy(source: sqlite3.Connection, target: sqlite3.Connection) -> Salvaged:
     exact = expected is not None and expected >= copied
     lost = expected - copied if expected is not None and exact else copy.damaged
     return Salvaged(copied, lost, exact, full)
-
-
-def _held_columns(source: sqlite3.Connection) -> str:
-    """Returns COLUMNS, with NULL for those that the version of the file lacks."""
-    with suppress(*DAMAGE):
-        held = {row[1] for row in source.execute("PRAGMA table_info(responses)")}
-        return ", ".join(name if not held or name in held else f"NULL AS {name}" for name in COLUMNS.split(", "))
-    return COLUMNS
 
 
 def _expected(source: sqlite3.Connection) -> int | None:

@@ -1,17 +1,14 @@
-"""`histospec replay --siblings`: the sessions of a group run in step."""
+"""Scores of a replay: the sessions of a group run in step, and every verified token is an observation."""
 
-import json
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from histospec.replay import command as replay
-from histospec.replay.cases import Case, group_at
-from histospec.replay.drafters import Draft, EngineDrafter
+from histospec.replay.drafters import Draft, Drafter, EngineDrafter, Sources
+from histospec.replay.plan import case_at
 from histospec.replay.recordings import Problem, RecordedResponse, Tokens, Turn
-from histospec.replay.scores import follow, score, teach
+from histospec.replay.scores import Case, Verified, deciles, follow, score, teach
 
 PROMPT = np.array([1, 2, 3], np.int32)
 
@@ -44,12 +41,12 @@ def test_a_group_is_of_one_visit_and_one_group() -> None:
     )  # fmt: skip
     problem = Problem(PROMPT, (old, target, other, first, second))
     for asked, expected in ((0, []), (1, [3]), (2, [3, 4]), (9, [3, 4]), (None, [3, 4])):
-        case = group_at(problem, 1, siblings=asked, history=True, max_response=3)
+        case = case_at(problem, 1, 3, running=asked)
         assert case.history == (old,)
         assert [turns[0].tokens.tolist() for turns in (case.target, *case.siblings)] == [
             [i] * 3 for i in (1, *expected)
         ]
-        assert group_at(problem, 1, siblings=asked, history=False, max_response=3).history == ()
+        assert case_at(problem, 1, 3, running=asked, history=False).history == ()
 
 
 def test_all_sessions_advance_in_one_call_a_step_until_each_has_written_its_text() -> None:
@@ -97,52 +94,76 @@ def test_cases_know_nothing_of_what_earlier_ones_wrote() -> None:
     assert follow(drafter, [case, case], 0.02, lambda _: None).counts[:, 0].tolist() == [50, 50]
 
 
-def recorded(path: Path) -> Path:
-    """Three problems, two epochs; the groups of the last have 4, 4 and 2 members."""
-    rng = np.random.default_rng(0)
-    lines = []
-    for i, size in enumerate((4, 4, 2)):
-        text = rng.integers(10, 1000, 80)
-        responses = []
-        for epoch, group in ((0, 2), (1, size)):
-            for _ in range(group):
-                changed = np.where(rng.random(len(text)) < 0.1, rng.integers(10, 1000, len(text)), text)
-                responses.append({"epoch": epoch, "group": epoch, "tokens": changed.tolist()})
-        lines.append(json.dumps({"prompt": [1, 2, i + 3], "responses": responses}))
-    path.write_text("\n".join(lines) + "\n")
-    return path
+class Script(Drafter):
+    """Drafts what the test says, step by step."""
+
+    def __init__(self, *drafts: Sequence[int]) -> None:
+        self._drafts = iter(drafts)
+
+    def open(self, prompt: Tokens) -> int:
+        return 0
+
+    def step(self, sessions: Sequence[int], new: Sequence[Tokens]) -> list[Draft]:
+        tokens = np.array(next(self._drafts), np.int32)
+        return [Draft(tokens, np.linspace(0.9, 0.5, 5, dtype=np.float32)[: len(tokens)])]
+
+    def ingest(self, prompt: Tokens, responses: Sequence[Tokens], epoch: int) -> None:
+        pass
+
+    def close(self, session: int) -> None:
+        pass
+
+    def sources(self) -> Sources:
+        return {}
 
 
-def test_the_table_has_a_row_for_each_number_of_siblings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = recorded(tmp_path / "rollouts.jsonl")
-    arguments = [file, "--siblings", "0,1", "--siblings", "15,all", "--cost", 0.05]
-    written = ["--json", tmp_path / "figures.json", "--plot", tmp_path / "plot.png"]
-    assert replay.main(list(map(str, arguments + written))) == 0
-    out = capsys.readouterr().out
-    figures = json.loads((tmp_path / "figures.json").read_text())
-    rows = figures["siblings"]
-    assert [(row["siblings"], row["history"]) for row in rows] == [
-        (asked, history) for history in (False, True) for asked in (0, 1, 15, "all")
-    ]
-    assert [row["running"] for row in rows[:4]] == [0, 1, pytest.approx(7 / 3), pytest.approx(7 / 3)]
-    assert "3 of 3 groups have fewer than 15 siblings" in out
-    for row in rows:
-        (entry,) = row["costs"]
-        assert entry["tokens_per_step"] == 240 / entry["steps"]
-        assert f"{entry['tokens_per_step']:.3f}" in out
-        assert f"{entry['speed_up']:.3f}" in out
-    # Without siblings, a group with history equals the headline's case.
-    assert rows[4]["costs"][0]["steps"] == figures["last_visit"]["costs"][0]["steps"]
-    assert rows[0]["costs"][0]["tokens_per_step"] < rows[4]["costs"][0]["tokens_per_step"]
-    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+def case(*turns: Sequence[int], history: tuple[RecordedResponse, ...] = ()) -> Case:
+    return Case(PROMPT, history, tuple(map(turn, turns)))
 
 
-@pytest.mark.parametrize(("flag", "history"), [("--history", True), ("--no-history", False)])
-def test_half_of_the_table_can_be_chosen(
-    flag: str, history: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("drafts", "accepted", "counts"),
+    [
+        ([[], [], []], [], [3, 0, 3]),
+        ([[10, 99, 12], [12]], [True, False, True], [2, 4, 3]),  # tokens after a rejection are not verified
+        ([[99, 11, 12], [11, 12]], [False, True, True], [2, 5, 3]),
+        ([[10, 11, 12, 13, 14]], [True, True, True], [1, 5, 3]),  # tokens beyond the text are not verified
+        ([[10, 11], []], [True, True], [1, 2, 3]),
+    ],
+)
+def test_a_token_is_verified_if_all_before_it_are_accepted(
+    drafts: list[list[int]], accepted: list[bool], counts: list[int]
 ) -> None:
-    file = recorded(tmp_path / "rollouts.jsonl")
-    arguments = [str(file), "--siblings", "1", flag, "--cost", "0.05", "--plot", str(tmp_path / "plot.png")]
-    assert replay.main([*arguments, "--json", "-"]) == 0
-    (row,) = json.loads(capsys.readouterr().out)["siblings"]
-    assert row["history"] is history
+    result = follow(Script(*drafts), [case([10, 11, 12])], 0.05, lambda _: None)
+    assert result.verified.accepted.tolist() == accepted
+    assert len(result.verified.predicted) == len(accepted)
+    assert result.counts.tolist() == [counts]
+
+
+def test_the_observation_goes_with_the_probability_of_its_token() -> None:
+    result = follow(Script([10, 99], [12, 13], []), [case([10, 11, 12, 99, 14])], 0.05, lambda _: None)
+    assert result.verified.predicted.tolist() == pytest.approx([0.9, 0.8, 0.9, 0.8])
+    assert result.verified.accepted.tolist() == [True, False, True, False]
+
+
+def test_deciles_count_and_average_what_falls_into_them() -> None:
+    predicted = np.array([0, 0.05, 0.15, 0.95, 1, 1], np.float32)
+    accepted = np.array([False, True, True, True, True, False])
+    found = deciles(Verified(predicted, accepted))
+    assert [(decile.low, decile.high, decile.tokens) for decile in found] == [(0, 0.1, 2), (0.1, 0.2, 1), (0.9, 1, 3)]
+    assert [decile.predicted for decile in found] == pytest.approx([0.025, 0.15, 2.95 / 3])
+    assert [decile.observed for decile in found] == pytest.approx([0.5, 1, 2 / 3])
+    assert deciles(Verified.none()) == []
+    assert all(0 < decile.margin() < 1 for decile in found)
+    assert deciles(Verified(np.full(900, 0.5, np.float32), np.arange(900) < 450))[0].margin() == pytest.approx(
+        0.033, 0.05
+    )
+
+
+def test_the_engine_gives_every_drafted_token_a_probability() -> None:
+    text = np.arange(100, 164, dtype=np.int32)
+    known = RecordedResponse(0, (Turn(text, True),))
+    result = score([case(text.tolist(), history=(known,))], 0.02, 16, lambda _: None)
+    assert result.accepted <= len(result.verified.accepted) <= result.drafted
+    assert ((result.verified.predicted > 0) & (result.verified.predicted < 1)).all()
+    assert sum(decile.tokens for decile in deciles(result.verified)) == len(result.verified.accepted)
