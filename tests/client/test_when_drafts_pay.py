@@ -99,6 +99,7 @@ def test_steps_that_pass_teach_nothing() -> None:
         chooser.observe(since, 8, 8, 8)
         since = 0.0
     assert passed > 2000
-    for drafted in (0, 16) * 50:  # a plain step still takes 0.01 s
-        asked = chooser.next() is not None
-        chooser.observe(0.01 + 0.001 * drafted, 8, 8 + drafted, 8)
+    for drafted in (0, 16, 48) * 30:  # a plain step still takes 0.01 s, so a token for each request takes 0.1 of it
+        chooser.next()
+        chooser.observe(0.01 + 0.001 * drafted / 8, 8, 8 + drafted, 8)
+    assert chooser.value == pytest.approx(0.1, abs=0.03)

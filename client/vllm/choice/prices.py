@@ -93,8 +93,8 @@ OTHER_SIZE = (0.0, 0.05, 0.05, 0.05, 0.1, 0.05)  # difference of prices to those
 OTHER_SHARE = 0.2  # plus this share of the prices
 
 FIRST_NOISE, LEAST_NOISE = 1.5, 0.01
-"""Standard deviation of a step's time, relative: at first, and at least. With 0.3, a first step that is spoiled on a busy
-machine is trusted for thousands of steps."""
+"""Standard deviation of a step's time, relative: at first, and at least. With 0.3, a first step that another program
+slowed down is trusted for thousands of steps."""
 NOISE_MEMORY = 4, 32  # steps: at first, and later
 TAIL = 3.0  # standard deviations to which errors are clipped
 
