@@ -23,7 +23,7 @@ from typing import Any
 from histospec.client import Draft, DraftClient
 from histospec.client.vllm import logs, settings
 from histospec.client.vllm.choice.chooser import ModeChooser
-from histospec.client.vllm.choice.model_drafter import model_drafter
+from histospec.client.vllm.choice.model_drafter import ModelDrafter, model_drafter
 from histospec.client.vllm.choice.prices import StepClock
 from histospec.client.vllm.choice.worth import promise_of
 from histospec.client.vllm.config import AdapterConfig
@@ -72,7 +72,7 @@ class HistoSpecScheduler(Scheduler):
         self._sessions = RequestSessions(client, speculative.num_speculative_tokens)
         self._stops = StopStrings(vllm_config.model_config)
         self._model = model_drafter(vllm_config, config.model_draft_tokens, config.verify_cost)
-        self._chooser = ModeChooser(config.verify_cost) if self._model is None else self._model.chooser
+        self._chooser = _chooser(self._model, config.verify_cost)
         self._seeds = None if config.seeds is None else RequestSeeds(client.config.namespace, config.seeds)
         self._versions = WeightVersions()
         weight_versions.install()
@@ -317,6 +317,11 @@ class HistoSpecScheduler(Scheduler):
                 logger.exception("HistoSpec could not %s; the current requests go on without drafts", what)
             if forget:
                 self._sessions.forget()
+
+
+def _chooser(model: ModelDrafter | None, verify_cost: float | None) -> ModeChooser:
+    """Returns what decides about drafts. `verify_cost`: as the user has set it."""
+    return ModeChooser(verify_cost) if model is None else model.chooser
 
 
 def _may_end(request: Request, tokens: Sequence[int], max_model_len: int) -> bool:

@@ -146,8 +146,12 @@ class DraftingEngine:
         """Tokens that the model's drafter made in each step, or REST."""
         self.drafted: list[int] = []
         """Tokens that each step verified."""
+        self.asked: list[float | None] = []
+        """The cost that each step asked with, or None."""
         self.prompts = 0.0
         """Share of the steps that also read a prompt."""
+        self.probes = True
+        """Whether the server is asked for drafts that no step verifies."""
         self._rng = random.Random(seed)
         self._left: list[float] = []  # tokens that each request will still get
         self._unread: list[bool] = []  # whether the drafter has not read its prompt
@@ -208,6 +212,7 @@ class DraftingEngine:
         self.modes.append(kind)
         self.numbers.append(number)
         self.drafted.append(drafted)
+        self.asked.append(cost)
 
     def _begin(self) -> int:
         """Begins requests until the batch is full, and returns how many; ends some if it is too large."""
@@ -223,7 +228,7 @@ class DraftingEngine:
         return [self.text.draft(self._rng, least) for _ in self._left]
 
     def _probe(self) -> None:
-        if not self.chooser.curious or self._since_idle % PROBED != 1:
+        if not (self.probes and self.chooser.curious) or self._since_idle % PROBED != 1:
             return
         drafts = self._drafts(self.chooser.moderate)
         tokens = sum(chance**i for chance, length in drafts for i in range(1, length + 1))
@@ -249,11 +254,11 @@ class DraftingEngine:
         if asked:
             self._compare([length > 0 for _, length in server], price)
             generated = len(rows) + accepted
-            self._yield = tuple(
-                0.99 * old + new for old, new in zip(self._yield, (generated, len(rows), drafted), strict=True)
-            )
+            tokens, steps, before = self._yield
+            self._yield = 0.99 * tokens + generated, 0.99 * steps + len(rows), 0.99 * before + drafted
         elif self._made:
-            self.outcomes.learn_alone(*np.array(rows, np.int64).T, np.zeros(len(rows), np.int64))
+            verified, right = np.array(rows, np.int64).T
+            self.outcomes.learn_alone(verified, right, np.zeros(len(rows), np.int64))
         return drafted, accepted
 
     def _compare(self, known: Sequence[bool], price: float) -> None:

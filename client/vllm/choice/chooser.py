@@ -15,7 +15,7 @@ import math
 
 from histospec.client.vllm.choice.drafts import Outcomes
 from histospec.client.vllm.choice.modes import NO_DRAFTER, NOTHING, REST, Limits, Mode, Pauses
-from histospec.client.vllm.choice.prices import work_of
+from histospec.client.vllm.choice.prices import LOWEST, work_of
 from histospec.client.vllm.choice.worth import STARTING, LevelGains, Promise, Worth
 from histospec.protocol.costs import HOPELESS_VERIFY_COST
 
@@ -44,10 +44,9 @@ LONGER = 0.4
 """Share of the cost with which to ask the server for drafts that are compared with the model's. Tokens that the model
 drafts, too, are more likely than the server knows, so longer drafts pay. The comparison cuts tokens that do not pay."""
 VARY = 4, 64  # steps between two changes of the number of tokens: while a price is unknown, and later
-CHEAPER, DEARER = 0.25, 3.0
-"""Share of the price of verifying a token in a step whose drafts are longer, to learn that price. If only the server
-drafts, multiple of the cost in a step whose drafts are shorter: with longer ones, the cost of a batch of 256 that a GPU
-nearly computes for nothing came out 1.1 times too high."""
+CHEAPER = 0.5
+"""Share of the price of verifying a token in a step whose drafts are longer, to learn that price. With 0.25, the cost of
+a batch of 256 that a GPU nearly computes for nothing came out twice too high."""
 
 
 class ModeChooser:
@@ -138,7 +137,7 @@ class ModeChooser:
             return self._fixed
         if self._back is not None:
             return self.moderate
-        return max(self.value, min(DEARER * self.value, MODERATE)) if self._varies else self.value
+        return max(LOWEST, CHEAPER * self.value) if self._varies else self.value
 
     @property
     def _varies(self) -> bool:
