@@ -137,6 +137,7 @@ class StepPrices:
         """How many steps were observed."""
         self._number = -1  # number of the newest step; negative: T is not known yet
         self._sequences = 1
+        self._all_plain = True  # whether no step drafted so far
 
     def observe(self, number: int, seconds: float, sequences: int, work: StepWork) -> None:
         """Learns from a decoding step.
@@ -148,16 +149,20 @@ class StepPrices:
             work: the work of the step.
         """
         price = self.price(work)
+        first, later = NOISE_MEMORY
+        plain, unit = not any(work[1:]), math.log(seconds / price)
         if self._number < 0:
-            self._state[0] = math.log(seconds / price)
+            self._state[0] = unit
         else:
+            if self._all_plain and plain and self.steps < first:  # the fastest of them: a pause makes a step longer
+                self._state[0] = min(unit, self._state[0])
             passed = number - self._number
             for i in STATE:
                 self._spread[i][i] += passed * self._drift[i]
             if sequences != self._sequences:
                 self._spread[0][0] += (BATCH_DRIFT * math.log(sequences / self._sequences)) ** 2
         self._number, self._sequences = number, sequences
-        self.plain_known = self.plain_known or not any(work[1:])
+        self.plain_known, self._all_plain = self.plain_known or plain, self._all_plain and plain
         slopes = price, *work[1:]
         covariance = [_dot(row, slopes) for row in self._spread]
         variance = _dot(covariance, slopes) + (self.noise * price) ** 2
@@ -176,7 +181,6 @@ class StepPrices:
                 self._state[i] = 0.0
         # The mean absolute deviation of normal noise is 0.8 standard deviations.
         self.steps += 1
-        first, later = NOISE_MEMORY
         self.noise += (1.25 * abs(error) / deviation - 1) * self.noise / min(first + self.steps, later)
         self.noise = max(self.noise, LEAST_NOISE)
 
