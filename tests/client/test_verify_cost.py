@@ -119,7 +119,7 @@ def test_follows_the_drain_of_a_rollout_and_the_next_one(seed: int) -> None:
     assert rollout.cost > 0.5
     for sequences in (192, 128, 64, 32, 16, 8, 4, 2):  # and each size is where it belongs
         rollout.take(sequences, 60)
-        true = min(rollout.machine.cost(sequences, 4), 1)
+        true = min(rollout.machine.cost(sequences, 8), 1)
         shown = rollout.chooser.reported_cost
         assert shown == pytest.approx(true, abs=0.25) or min(true, shown) > NOTHING_PAYS  # nothing is drafted
 
@@ -203,9 +203,9 @@ def test_steps_with_prompts_and_idle_time_are_no_opinion() -> None:
 
 
 def test_a_hopeless_cost_asks_only_now_and_then() -> None:
-    engine = DraftingEngine(Machine(ask=0.2, token=0.8, noise=noisy(0.01)), TEXT)
+    engine = DraftingEngine(Machine(ask=0.2, token=0.8, noise=noisy(0.01)), Likely(0.0, 0.7))
     engine.run(1000)
-    assert engine.chooser.value == pytest.approx(0.8 / 1.2, abs=0.1)
+    assert engine.chooser.value > NOTHING_PAYS
     engine.run(1000)
     asked = engine.asked[-1000:]
     assert 1 <= sum(a is not None for a in asked) <= 1000 * 8 / UNASKED + 8

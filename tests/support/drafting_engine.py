@@ -106,6 +106,10 @@ class Text(NamedTuple):
         """Returns a draft of the server: the probability that a token of it is right, and its length."""
         return SURE, self.length if rng.random() < self.known else 0
 
+    def promise(self, drafts: Sequence[tuple[float, int]]) -> Promise:
+        """Returns what drafts promise: here what all of the text promises."""
+        return Promise(1 + self.known * _accepted(SURE, self.length), self.known * self.length)
+
 
 class Likely(NamedTuple):
     """Text of which each draft's tokens are right with a probability between two bounds; the server knows it."""
@@ -120,6 +124,15 @@ class Likely(NamedTuple):
         while length < LONGEST and chance ** (length + 1) >= least:
             length += 1
         return chance, length
+
+    def promise(self, drafts: Sequence[tuple[float, int]]) -> Promise:
+        """Returns what drafts promise: the means over these."""
+        tokens = sum(_accepted(chance, length) for chance, length in drafts)
+        return Promise(1 + tokens / len(drafts), sum(length for _, length in drafts) / len(drafts))
+
+
+def _accepted(chance: float, length: int) -> float:
+    return sum(chance**i for i in range(1, length + 1))
 
 
 class DraftingEngine:
@@ -231,8 +244,7 @@ class DraftingEngine:
         if not (self.probes and self.chooser.curious) or self._since_idle % PROBED != 1:
             return
         drafts = self._drafts(self.chooser.moderate)
-        tokens = sum(chance**i for chance, length in drafts for i in range(1, length + 1))
-        self.chooser.promised(Promise(1 + tokens / len(drafts), sum(length for _, length in drafts) / len(drafts)))
+        self.chooser.promised(self.text.promise(drafts))
         self.gains.saw_levels(np.array([LEVEL if length else 0 for _, length in drafts]))
 
     def _verify(self, cost: float | None) -> tuple[int, int]:

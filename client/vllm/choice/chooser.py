@@ -14,7 +14,7 @@ begins to work again only when requests begin, and rests only when its price is 
 import math
 
 from histospec.client.vllm.choice.drafts import Outcomes
-from histospec.client.vllm.choice.modes import NO_DRAFTER, NOTHING, REST, Limits, Mode, Pauses
+from histospec.client.vllm.choice.modes import FIRST_PAUSE, NO_DRAFTER, NOTHING, REST, Limits, Mode, Pauses
 from histospec.client.vllm.choice.prices import LOWEST, work_of
 from histospec.client.vllm.choice.worth import STARTING, LevelGains, Promise, Worth
 from histospec.protocol.costs import HOPELESS_VERIFY_COST
@@ -22,7 +22,7 @@ from histospec.protocol.costs import HOPELESS_VERIFY_COST
 WATCHED = 16  # of the steps in which nothing drafts, one in 16 is measured
 WEIGH = 8  # steps between two comparisons of the modes
 FEWEST = 4  # steady steps in a mode before it is compared
-FIRST = 24  # steady steps with a size of the batch before another mode is tried, if the mode in use drafts
+FIRST = 24  # steady steps with a size of the batch before another mode is tried, if the drafter works
 ENOUGH = 1.0  # sum of the advantages of a mode, in tokens, at which the engine changes to it
 OPTIMISM = 1.0  # a mode is tried if it pays at a price this many standard deviations lower
 TRIAL = 32  # a trial covers 32 request-steps,
@@ -33,7 +33,7 @@ STALE = 512
 """Steps after which steps without drafts are measured again. With 1,024, 2 of 3 simulated engines knew only half of the
 price of a token 4,000 steps after it had risen from 0.05 to 1."""
 UNASKED = 1024  # steps after which the server is tried, whatever it promises; with 512, that costs more than 0.5 %
-OTHER_BATCH = 2  # half octaves: for a batch size that differs by more, an earlier failure says little
+OTHER_BATCH = 2  # half octaves: if the batch differs by so much, an earlier failure says little
 UNSTEADY = 128  # steps of which none could be compared, after which the server is asked
 PROMISING = 1.5  # if its drafts promise so many tokens
 OVERDUE = 4  # a drafter is tried in the midst of requests if it has rested this many times as long as it must
@@ -44,9 +44,9 @@ LONGER = 0.4
 """Share of the cost with which to ask the server for drafts that are compared with the model's. Tokens that the model
 drafts, too, are more likely than the server knows, so longer drafts pay. The comparison cuts tokens that do not pay."""
 VARY = 4, 64  # steps between two changes of the number of tokens: while a price is unknown, and later
-CHEAPER = 0.5
-"""Share of the price of verifying a token in a step whose drafts are longer, to learn that price. With 0.25, the cost
-for 256 requests on a GPU that verifies 7 tokens of each for nothing came out twice too high."""
+CHEAPER, CHEAPER_ALONE = 0.25, 0.5
+"""Share of the price of verifying a token in a step whose drafts are longer, to learn that price: with the model's
+drafter, and with the server alone, for which 0.25 makes the cost for 256 requests on a GPU come out twice too high."""
 
 
 class ModeChooser:
@@ -137,7 +137,7 @@ class ModeChooser:
             return self._fixed
         if self._back is not None:
             return self.moderate
-        return max(LOWEST, CHEAPER * self.value) if self._varies else self.value
+        return max(LOWEST, CHEAPER_ALONE * self.value) if self._varies else self.value
 
     @property
     def _varies(self) -> bool:
@@ -209,7 +209,7 @@ class ModeChooser:
         if sequences < 1:
             return
         self._worth.move(sequences)
-        if abs(self._worth.size - self._refused_size) > OTHER_BATCH:
+        if abs(self._worth.size - self._refused_size) >= OTHER_BATCH:
             self._refused_size = self._worth.size
             self._pauses.forgive_server()
         if not 0 < seconds < math.inf:
@@ -261,18 +261,20 @@ class ModeChooser:
         tried = [m for m in at_best if at_best[m] > least and self._pauses.may_try(m, now)]
         prices = self._worth.prices
         with_server = Mode(True, self._mode.drafter)
-        stale = [m for m, steps in ((NOTHING, STALE), (with_server, UNASKED)) if now - self._left.get(m, now) >= steps]
-        stale += [m for m in (with_server,) if m in worth and self._pauses.may_try(m, now)]
         if found:
             self._change(max(found, key=at_best.__getitem__))
-        elif self._mode != NOTHING and prices.steps < FIRST:
+        elif self._mode.drafter and prices.steps < FIRST:
             return  # the price of the mode in use, with this size of the batch, has to be known first
         elif NOTHING in worth and not prices.plain_known and self._pauses.may_try(NOTHING, now):
             self._try(NOTHING)  # its time is the unit of all prices
         elif tried:
             self._try(tried[0])  # the simplest mode first, whose price tells more of the others
-        elif stale := [m for m in stale if m in at_best]:
-            self._try(stale[0])
+        elif NOTHING in at_best and self._settled >= FIRST_PAUSE and now - self._left[NOTHING] >= STALE:
+            self._try(NOTHING)
+        elif with_server in at_best and (
+            self._pauses.may_try(with_server, now) or now - self._left[with_server] >= UNASKED
+        ):
+            self._try(with_server)
         elif self._with in worth and self._pauses.rested(now, OVERDUE):
             self._try(self._with)
 
@@ -360,8 +362,10 @@ class ModeChooser:
 
     def _refuse(self, mode: Mode) -> None:
         if mode.server:
-            rate = self._worth.rates[mode]
-            self._refused, self._refused_size = rate.generated if rate.steps else math.inf, self._worth.size
+            rate, promise = self._worth.rates[mode], self._worth.promise
+            measured = rate.generated if rate.steps else math.inf
+            self._refused = measured if promise is None else max(measured, promise.tokens)
+            self._refused_size = self._worth.size
 
     def _wake(self) -> None:
         """Notes that the engine was idle: other requests follow, perhaps with more history."""

@@ -293,7 +293,8 @@ class Worth:
     def is_faster(self, mode: Mode, than: Mode, samples: int) -> bool:
         """Returns whether a mode that was tried is faster than the one before.
 
-        If the drafter takes part in either, by more than may be noise: a mistake would leave gaps in what it has read.
+        If the model has a drafter, it must be faster by more than may be noise, because a mistake leaves gaps in what
+        the drafter has read. If only the server drafts, it may be slower by that: further steps soon tell.
         If the former mode has no steps since the engine was idle, what the drafter adds decides.
 
         `samples`: steps of requests in which the former was tried.
@@ -305,7 +306,9 @@ class Worth:
         gain = tried.generated - before.generated
         gain -= speed * (prices.price(tried.work) - prices.price(before.work))
         noise = math.hypot(SPREAD / math.sqrt(samples), speed * prices.doubt(tried.work, before.work))
-        return gain > noise * (mode.drafter or than.drafter) + self.margin(than)
+        if self._drafter is None:
+            noise *= -1 if mode.server else 0
+        return gain > self.margin(than) + noise
 
     def _set_speed(self, rate: Rate) -> float:
         # At least 1: steps without drafts are always to be had.
