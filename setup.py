@@ -40,7 +40,7 @@ if not CLIENT_ONLY:
         "histospec.server.history": "server/history",
         "histospec.server.logs": "server/logs",
         "histospec.server.observability": "server/observability",
-        "histospec.server.observability.page": "server/observability/page",
+        "histospec.server.observability.page": "server/observability/page",  # a folder of files, without code
         "histospec.server.rpc": "server/rpc",
         "histospec.server.security": "server/security",
         "histospec.server.settings": "server/settings",

@@ -25,7 +25,7 @@ from histospec.replay.recordings.text import Text
 from histospec.replay.result import Options, as_json
 from histospec.server.arguments import MOST_COST, ArgumentParser, amount, whole
 from histospec.server.errors import ConfigError
-from histospec.server.targets import FORCE, is_stdout, written
+from histospec.server.output_file import FORCE, is_stdout, written
 
 COSTS = (0.02, 0.05, 0.1)
 NAMES = ("prompt", "response", "tokens", "turns", "epoch", "id", "group", "namespace")

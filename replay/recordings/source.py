@@ -17,8 +17,7 @@ from typing import Any, BinaryIO, cast
 
 from histospec.replay.recordings.check import PAGE, Record
 from histospec.replay.recordings.values import RecordingError
-from histospec.server.errors import ConfigError
-from histospec.server.failures import reason
+from histospec.server.errors import ConfigError, reason
 
 GZIP_MAGIC = b"\x1f\x8b"
 PARQUET_MAGIC = b"PAR1"
