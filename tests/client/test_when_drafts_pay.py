@@ -94,7 +94,12 @@ def test_steps_that_pass_teach_nothing() -> None:
     prices: Any = chooser._worth.prices
     seconds: list[float] = []
     observe, since, passed = prices.observe, 0.0, 0
-    prices.observe = lambda number, measured, *others: (seconds.append(measured), observe(number, measured, *others))
+
+    def noting(number: int, measured: float, *others: Any) -> None:
+        seconds.append(measured)
+        observe(number, measured, *others)
+
+    prices.observe = noting
     for _ in range(3000):
         asked = chooser.next() is not None
         since += 0.03 if asked else 0.01
