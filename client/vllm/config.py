@@ -35,10 +35,10 @@ class AdapterConfig:
 
     Attributes:
         verify_cost: marginal cost of verifying one drafted token, in units of a plain decoding step. Drafts are shorter
-            with a higher cost, and as long as possible with 0. None: learned from the time of steps (see cost/).
+            with a higher cost, and as long as possible with 0. None: learned from the time of steps (see choice/).
             HISTOSPEC_VERIFY_COST, a number or "auto".
         model_draft_tokens: how many tokens the model's own drafter drafts in a step, at least 0. None: as many as pay
-            (see model_drafter). HISTOSPEC_MODEL_DRAFT_TOKENS, an integer or "auto".
+            (see choice/). HISTOSPEC_MODEL_DRAFT_TOKENS, an integer or "auto".
         seeds: the seeds of sampled requests; None: vLLM's own sampling. HISTOSPEC_SAMPLING, HISTOSPEC_SEED_….
         cpu_fix: whether workers on CPUs replace vLLM's wrong expansion of sampling parameters (see patches/cpu.py). Off
             only to demonstrate the fault. HISTOSPEC_VLLM_CPU_FIX.
