@@ -11,6 +11,8 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
+from histospec.protocol.redaction import redacted
+
 LONGEST = 86_400
 """The longest timeout: a day, in seconds."""
 LARGEST = float(np.finfo(np.float32).max)
@@ -45,11 +47,14 @@ RESPONSE_LISTS = Kind("response lists, one for each prompt", "list of token ids"
 
 
 def shown(value: object) -> str:
-    """Returns a value as text for a message: numbers and short texts literally, other values as their type."""
+    """Returns a value as text for a message: numbers and short texts literally, without the user, password and query
+    of a URL; other values as their type."""
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, int) and value.bit_length() > 128:
         return f"an integer of {value.bit_length()} bits"
+    if isinstance(value, str):
+        value = redacted(value)
     if isinstance(value, str) and len(value) > _SHOWN:
         return f"{value[:_SHOWN]!r}... of {len(value)} characters"
     if value is None or isinstance(value, int | float | str):

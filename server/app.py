@@ -38,6 +38,7 @@ from histospec.server.observability.metrics import Metrics
 from histospec.server.observability.overview import Overview
 from histospec.server.observability.traces import open_traces
 from histospec.server.observability.vitals import Vitals
+from histospec.server.observability.host_names import HostNames
 from histospec.server.observability.web import Web, application, most_connections
 from histospec.server.open_store import location_of, open_patiently
 from histospec.server.process import ENDING, TOGETHER, ends
@@ -200,6 +201,7 @@ class Server:
         )  # fmt: skip
         self._overview.start()
         pages = application(self._metrics, self._readiness, about, self._overview.show, self._aside, self._troubles)
+        pages.middlewares.append(HostNames.of(config).check)
         self._web = Web(pages, self._metrics, self._descriptors)
         try:
             http = config.http._replace(port=await self._web.start(config.http.host, config.http.port))
@@ -301,7 +303,7 @@ class Server:
     def _troubles(self) -> dict[str, str]:
         """Returns the parts that do not work fully. The server still drafts, so it stays ready."""
         loading = self._history.loading
-        return {"store": self._store.trouble or ("" if loading.done.is_set() else loading.progress)}
+        return {"store": self._store.trouble or self._store.outage or ("" if loading.done.is_set() else loading.progress)}
 
     def _ready(self) -> bool:
         return not any(self._readiness().values())

@@ -5,7 +5,7 @@ import asyncio
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from histospec.client.config import Config, Tls, bearer, configure
 from histospec.client.doctor import checks, namespace_checks, report, worker_checks
@@ -13,6 +13,7 @@ from histospec.client.doctor.facts import Demand, Facts
 from histospec.client.doctor.findings import Finding, merged
 from histospec.client.doctor.gather import gather
 from histospec.client.errors import ConfigurationError
+from histospec.protocol.redaction import quoted, unknown_arguments, without_logins
 
 CHECKS: tuple[Callable[[Facts], Iterator[Finding]], ...] = (
     checks.endpoint,
@@ -60,8 +61,14 @@ def main(argv: Sequence[str]) -> int:
 
 
 class _Parser(argparse.ArgumentParser):
+    def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
+        options, rest = self.parse_known_args(args, namespace)
+        if rest:
+            self.error(unknown_arguments(rest))
+        return options
+
     def error(self, message: str) -> NoReturn:
-        raise ConfigurationError(f"{message}; see {self.prog} --help")
+        raise ConfigurationError(f"{without_logins(message)}; see {self.prog} --help")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -102,7 +109,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _whole(text: str) -> int:
     if not (text.isascii() and text.isdecimal() and 0 < int(text) < 1 << 31):
-        raise argparse.ArgumentTypeError(f"must be a whole number from 1, is {text[:60]!r}")
+        raise argparse.ArgumentTypeError(f"must be a whole number from 1, is {quoted(text)}")
     return int(text)
 
 
@@ -112,7 +119,7 @@ def _seconds(text: str) -> float:
     except ValueError:
         seconds = 0.0
     if not 0 < seconds <= 3600:
-        raise argparse.ArgumentTypeError(f"must be a number of seconds, above 0 and at most 3600, is {text[:60]!r}")
+        raise argparse.ArgumentTypeError(f"must be a number of seconds, above 0 and at most 3600, is {quoted(text)}")
     return seconds
 
 
