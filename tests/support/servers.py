@@ -12,6 +12,7 @@ import urllib.request
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.support import forks
@@ -21,6 +22,16 @@ from tests.support.ports import free_port
 from tests.support.waiting import SECONDS
 
 MOST_LINES = 50_000  # of a log that are kept; errors always
+
+
+def run_first(code: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets servers run this code before they start."""
+    script = folder / "patched-server"
+    script.write_text(
+        f"#!{sys.executable}\nimport sys\n{code}\nfrom histospec.server import cli\nsys.exit(cli.main(sys.argv[1:]))\n"
+    )
+    script.chmod(0o755)
+    monkeypatch.setenv("HISTOSPEC_TEST_SERVER", str(script))
 
 
 class Server:

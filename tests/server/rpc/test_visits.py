@@ -6,8 +6,7 @@ from functools import partial
 
 import pytest
 
-from histospec.server.rpc import visits
-from histospec.server.rpc.visits import BURST_SECONDS, PAUSE_SECONDS, Visits
+from histospec.server.rpc.specrl import BURST_SECONDS, PAUSE_SECONDS, Visits
 
 
 class Clock:
@@ -23,10 +22,10 @@ class Clock:
 class Trainer:
     """Sends updates to a namespace whose newest epoch they alone advance."""
 
-    def __init__(self) -> None:
+    def __init__(self, most_prompts: int = 100) -> None:
         self.clock = Clock()
         self.newest = 0
-        self.visits = Visits(self.clock)
+        self.visits = Visits(self.clock, most_prompts)
 
     def visit(self, prompt: int, burst: int) -> int:
         self.newest = self.visits.epoch(prompt, burst, self.newest)
@@ -128,6 +127,5 @@ def test_an_epoch_that_another_caller_gave_is_followed(trainer: Trainer) -> None
     assert trainer.updates([1, 2]) == [7, 7]
 
 
-def test_prompts_are_bounded(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(visits, "MAX_PROMPTS", 3)
-    assert trainer.updates(range(7)) == [0, 0, 0, 1, 1, 1, 2]
+def test_prompts_are_bounded() -> None:
+    assert Trainer(most_prompts=3).updates(range(7)) == [0, 0, 0, 1, 1, 1, 2]
