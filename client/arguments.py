@@ -19,11 +19,10 @@ from histospec.client.values import Tokens
 from histospec.protocol import alternatives
 from histospec.protocol.arrays import FLOAT32, INT32
 from histospec.protocol.limits import MAX_EPOCH, MAX_PROBLEM, MAX_TOKEN
+from histospec.protocol.redaction import redacted
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-from histospec.protocol.redaction import redacted
 
 LONGEST = 86_400
 """The longest timeout: a day, in seconds."""

@@ -307,7 +307,11 @@ def _endpoints(text: str) -> tuple[Endpoint, ...]:
     endpoints = []
     for part in filter(None, map(str.strip, text.split(","))):
         name, equals, address = part.rpartition("=")
-        if "@" in name or not re.fullmatch(r"(\[[0-9a-fA-F:.]+\]|[^\s:/?#@\[\]]+):[0-9]{1,5}", address) or (equals and not name):
+        if (
+            "@" in name
+            or not re.fullmatch(r"(\[[0-9a-fA-F:.]+\]|[^\s:/?#@\[\]]+):[0-9]{1,5}", address)
+            or (equals and not name)
+        ):
             what = arguments.shown(part)
             raise ConfigurationError(f"endpoint: {what} is not of the form host:port or name=host:port")
         if wrong := white_space(name):

@@ -34,11 +34,11 @@ from histospec.server.machine import (
     memory_limit,
     raise_descriptor_limit,
 )
+from histospec.server.observability.host_names import HostNames
 from histospec.server.observability.metrics import Metrics
 from histospec.server.observability.overview import Overview
 from histospec.server.observability.traces import open_traces
 from histospec.server.observability.vitals import Vitals
-from histospec.server.observability.host_names import HostNames
 from histospec.server.observability.web import Web, application, most_connections
 from histospec.server.open_store import location_of, open_patiently
 from histospec.server.process import ENDING, TOGETHER, ends
@@ -303,7 +303,9 @@ class Server:
     def _troubles(self) -> dict[str, str]:
         """Returns the parts that do not work fully. The server still drafts, so it stays ready."""
         loading = self._history.loading
-        return {"store": self._store.trouble or self._store.outage or ("" if loading.done.is_set() else loading.progress)}
+        return {
+            "store": self._store.trouble or self._store.outage or ("" if loading.done.is_set() else loading.progress)
+        }
 
     def _ready(self) -> bool:
         return not any(self._readiness().values())

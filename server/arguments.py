@@ -15,7 +15,7 @@ N = TypeVar("N", int, float)
 class ArgumentParser(argparse.ArgumentParser):
     """Raises ConfigError instead of printing usage and exiting."""
 
-    def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
+    def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:
         """Parses all arguments. See argparse, whose own error quotes the values of unknown options."""
         options, rest = self.parse_known_args(args, namespace)
         if rest:

@@ -127,5 +127,7 @@ def _redis(
         try:
             read_text(Path(ca))
         except (OSError, ValueError) as error:
-            raise ConfigError(f"--store {where()}: ca: {file_name(ca)}: {reason(error)}; give a file of certificates") from None
+            raise ConfigError(
+                f"--store {where()}: ca: {file_name(ca)}: {reason(error)}; give a file of certificates"
+            ) from None
     return RedisStore(Servers(where), config.history_epochs, shard, **_common(config)), where

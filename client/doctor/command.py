@@ -36,7 +36,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 class _Parser(argparse.ArgumentParser):
-    def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
+    def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:
         options, rest = self.parse_known_args(args, namespace)
         if rest:
             self.error(unknown_arguments(rest))

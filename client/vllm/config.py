@@ -92,7 +92,9 @@ def _tokens(name: str) -> int | None:
     if text in ("", "auto"):
         return None
     if not text.isdecimal() or int(text) > DEFAULT_MAX_DRAFT:
-        raise ValueError(f"{name}: expected 'auto' or an integer from 0 to {DEFAULT_MAX_DRAFT}, got {arguments.shown(text)}")
+        raise ValueError(
+            f"{name}: expected 'auto' or an integer from 0 to {DEFAULT_MAX_DRAFT}, got {arguments.shown(text)}"
+        )
     return int(text)
 
 

@@ -67,7 +67,7 @@ def _is_address(name: str) -> bool:
 
 
 def _full_names(machine: str) -> list[str]:
-    """Returns the names that /etc/hosts gives this machine, such as that of a pod. Asks no DNS server, which may hang."""
+    """Returns the names that /etc/hosts gives this machine, such as that of a pod. DNS might hang."""
     try:
         text = Path("/etc/hosts").read_text("utf-8", "replace")
     except OSError:

@@ -37,8 +37,8 @@ SET_TOKEN = "set HISTOSPEC_TOKEN"  # what a caller without a token does
 
 
 def _ascii(secret: str) -> str:
-    if not all(" " < letter <= "~" for letter in secret):
-        raise ValueError("must be printable ASCII without spaces: no client can send anything else")
+    if not all(" " <= letter <= "~" for letter in secret):
+        raise ValueError("must be printable ASCII: no client can send anything else")
     return secret
 
 

@@ -81,7 +81,9 @@ def _bytes(value: object) -> object:
     try:
         size = int(_BYTE_SIZE.validate_python(value))
     except (ValidationError, OverflowError, ValueError):
-        raise ValueError(f"{quoted(value)} is not a size; give a number with a unit, for example 8GiB or 512MiB") from None
+        raise ValueError(
+            f"{quoted(value)} is not a size; give a number with a unit, for example 8GiB or 512MiB"
+        ) from None
     if size > MAX_BYTES:
         raise ValueError(f"{quoted(value)} is larger than the address space of a process; give at most 128TiB")
     return size
@@ -236,8 +238,8 @@ class Config(StoreConfig):
     http_hosts: Hosts = Field(
         (),
         description="further host names at which --http answers, comma-separated, such as drafts.example.org or "
-        "*.rl.svc; it always answers to IP addresses, localhost, this machine's names and the hosts of --listen, --http "
-        "and --peers",
+        "*.rl.svc; it always answers to IP addresses, localhost, this machine's names and the hosts of --listen, "
+        "--http and --peers",
     )
     tls_cert: File = Field(None, description="certificate chain of the server, PEM; enables TLS")
     tls_key: File = Field(None, description="key of --tls-cert, PEM")

@@ -196,7 +196,9 @@ def test_what_is_wrong_is_said_in_one_sentence(argv: list[str], sentence: str) -
 
 
 def test_a_long_value_is_cut_and_what_to_do_is_said() -> None:
-    with pytest.raises(ConfigError, match=r"^--memory: '1+'… of 100001 characters is not a size; give a number with a unit") as caught:
+    with pytest.raises(
+        ConfigError, match=r"^--memory: '1+'… of 100001 characters is not a size; give a number with a unit"
+    ) as caught:
         load(["--memory", "1" * 100_000 + "x"])
     assert len(str(caught.value)) < 400
 

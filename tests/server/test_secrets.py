@@ -1,17 +1,21 @@
 """A secret in the wrong option, or in a wrong value, is in no message, log line or page."""
 
+import io
 import json
 import socket
 import struct
 from collections.abc import Callable, Iterable
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
+import structlog
 
 from histospec.client.config import configure
 from histospec.client.errors import ConfigurationError
 from histospec.protocol.redaction import file_name, quoted, redacted, without_secrets
 from histospec.server.errors import ConfigError
+from histospec.server.logs import lines as logs
 from histospec.server.settings.config import PREFIX, Config
 from histospec.server.settings.options import load
 from tests.support.children import histospec
@@ -73,13 +77,17 @@ def test_no_option_from_no_source_is_shown(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     for value in URLS if option == "store" else VALUES:
-        try:
-            config = load(SOURCES[source](option, value, tmp_path, monkeypatch))
-        except ConfigError as error:
-            assert CANARY not in str(error)
-            assert f"--{option}" in str(error) or source not in ("flag", "variable") or option == "insecure"
-        else:
-            assert CANARY not in repr(config), value
+        said = outcome(SOURCES[source](option, value, tmp_path, monkeypatch))
+        assert CANARY not in said, value
+        assert f"--{option}" in said or option in ("store", "insecure") or source not in ("flag", "variable")
+
+
+def outcome(words: list[str]) -> str:
+    """Returns the error of a configuration, or the configuration as a log would show it."""
+    try:
+        return repr(load(words))
+    except ConfigError as error:
+        return str(error)
 
 
 def test_what_no_option_expects_is_not_shown_either() -> None:
@@ -168,6 +176,22 @@ def test_how_values_are_shown() -> None:
     )
 
 
+def test_a_traceback_in_the_log_has_no_secrets() -> None:
+    file = io.StringIO()
+    configured = structlog.get_config()
+    try:
+        logs.configure("json", "info", file)
+        password = CANARY
+        try:
+            raise ValueError(f"redis://u:{password}@h:1 does not answer")
+        except ValueError:
+            structlog.get_logger().exception("failed", url=f"redis://u:{password}@h:1", peers=[f"http://{password}@h"])
+    finally:
+        structlog.configure(**configured)
+    assert "ValueError" in file.getvalue()
+    assert CANARY not in file.getvalue()
+
+
 # Metadata that no client library sends
 
 
@@ -229,8 +253,6 @@ METHODS = ("/histospec.v1.DraftService/History", "/histospec.v1.DraftService/Dra
 @pytest.fixture
 def guarded(start_server: Starter, tmp_path: Path) -> Server:
     """Returns a server whose tokens no header above has, although the hash of one is that of the Latin-1 text."""
-    from hashlib import sha256
-
     latin = sha256(f"{CANARY}é".encode()).hexdigest()
     (tmp_path / "tokens.toml").write_text(f'[[token]]\nname = "a"\nsha256 = "{latin}"\n')
     return start_server("--tokens", str(tmp_path / "tokens.toml"), "--log-level", "debug")

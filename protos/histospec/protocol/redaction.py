@@ -13,7 +13,7 @@ LONGEST = 60  # characters of a value in a message
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/{1,2}")
 _USER = re.compile(r"(:/{1,2})\S*@")
 _QUERY = re.compile(r"(:/{1,2}[^\s?]*)\?[^\s'\",;)]+")
-_SECRET = re.compile(r"(?i)\b(bearer\s+|(?:password|secret|token)\s*[=:]\s*)[^\s,;]+")
+_SECRET = re.compile(r"(?i)(?<!\.)\b(bearer\s+|(?:password|secret|token)\s*[=:]\s*)[^\s,;]+")
 _LOGIN = re.compile(r"[^\s:/'\"]*:[^\s/]*@")
 
 
@@ -52,7 +52,7 @@ def file_name(path: "str | os.PathLike[str]") -> str:
 
 
 def unknown_arguments(words: Sequence[str]) -> str:
-    """Returns a message about arguments that a parser does not know, without their values, which argparse would show."""
+    """Returns a message about arguments that a parser does not know, without their values."""
     names = [name for name in (word.partition("=")[0] for word in words) if _FLAG.fullmatch(name)]
     return f"unrecognized arguments: {' '.join(names) or f'{len(words)} without an option'}"
 
