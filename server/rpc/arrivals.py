@@ -38,7 +38,7 @@ MAX_RECEIVED = 64 << 20
 PENDING, PENDING_EACH = 2048, 1024
 """Calls whose message has not arrived: of all callers, and of one token, or of one host without tokens."""
 
-MAX_ARRIVING = 128 << 20
+MAX_ARRIVING = 192 << 20
 """Bytes that the process may hold beyond what it accounts for, before messages that are arriving are refused."""
 TICK_SECONDS = 0.05
 GROWTH = 4 << 10  # bytes received in a tick that make a message one that is arriving
@@ -209,7 +209,7 @@ class Governor:
             return False
         if self._held() - self._base > MAX_ARRIVING:
             return True
-        self._false_alarm = resident + MAX_ARRIVING // 8
+        self._false_alarm = resident + MAX_ARRIVING // 12
         return False
 
     def _held(self) -> int:
