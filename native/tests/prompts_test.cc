@@ -1,5 +1,6 @@
 // Prompts chosen so that finding their problem is expensive.
 #include <map>
+#include <numeric>
 #include <set>
 #include <string_view>
 
@@ -20,21 +21,25 @@ std::uint64_t without_key(std::uint64_t hash, std::uint64_t token) {
   return hash ^ hash >> 29;
 }
 
-// Two tokens each, then a third one that makes both hashes equal: 2^blocks prompts of one hash from so many blocks.
-std::pair<Prompt, Prompt> block(testing::Random& random, std::uint64_t& hash) {
-  std::map<std::uint64_t, Prompt> seen;  // by the upper half
+// Two prompts of two tokens each, then a third one that makes both hashes equal: so many blocks one after another yield
+// 2^blocks prompts of one hash. `next` is the hash of a prompt with one more token.
+template <typename Next>
+std::pair<Prompt, Prompt> block(testing::Random& random, std::uint64_t& hash, Next next) {
+  const auto of = [&](const Prompt& tokens) {
+    std::uint64_t all = hash;
+    for (const Token token : tokens) all = next(all, static_cast<std::uint32_t>(token));
+    return all;
+  };
+  std::map<std::uint64_t, Prompt> seen;  // by the upper 33 bits of the hash
   while (true) {
     const Prompt some = {static_cast<Token>(random.below(1u << 31)), static_cast<Token>(random.below(1u << 31))};
-    std::uint64_t mine = hash;
-    for (const Token token : some) mine = without_key(mine, static_cast<std::uint32_t>(token));
+    const std::uint64_t mine = of(some);
     const auto [other, fresh] = seen.try_emplace(mine >> 31, some);
     if (fresh || other->second == some) continue;
-    std::uint64_t its = hash;
-    for (const Token token : other->second) its = without_key(its, static_cast<std::uint32_t>(token));
     Prompt a = some, b = other->second;
     a.push_back(1);
-    b.push_back(static_cast<Token>(1 ^ mine ^ its));
-    hash = without_key(mine, 1);
+    b.push_back(static_cast<Token>(1 ^ mine ^ of(b)));
+    hash = next(mine, 1);
     return {a, b};
   }
 }
@@ -45,7 +50,7 @@ TEST_CASE("Prompts of one hash without a key have hashes of their own") {
   testing::Random random(1);
   std::uint64_t hash = 0;
   std::vector<std::pair<Prompt, Prompt>> blocks;
-  for (int i = 0; i < 4; ++i) blocks.push_back(block(random, hash));
+  for (int i = 0; i < 4; ++i) blocks.push_back(block(random, hash, without_key));
   std::set<std::uint64_t> hashes;
   for (unsigned n = 0; n < 16; ++n) {
     Prompt prompt;
@@ -69,20 +74,48 @@ TEST_CASE("Two processes place the same prompt under different keys") {
 
 TEST_CASE("A later turn is found below prompts that no response goes on from") {
   Engine engine;
-  const Prompt turn(3000, 1);
-  const auto first = [&turn](std::size_t n) { return Prompt(turn.begin(), turn.begin() + static_cast<long>(n)); };
-  testing::ingest(engine, "run", first(100), {{1, 1, 1, 1, 1}}, 0);
-  for (std::size_t n = 101; n < 130; ++n) testing::ingest(engine, "run", first(n), {{2, 2}}, 0);
-  CHECK_EQ(engine.open("run", turn).prompt_length, 100u);
-  testing::ingest(engine, "run", first(110), {{1, 1, 1, 1, 1}}, 0);
-  CHECK_EQ(engine.open("run", Prompt(3001, 1)).prompt_length, 110u);
+  const auto first = [](Token n) {
+    Prompt prompt(static_cast<std::size_t>(n));
+    std::iota(prompt.begin(), prompt.end(), 10);
+    return prompt;
+  };
+  testing::ingest(engine, "run", first(100), {{110, 111, 112, 113, 114}});
+  for (Token n = 101; n < 130; ++n) testing::ingest(engine, "run", first(n), {{2, 2}});
+  CHECK_EQ(engine.open("run", first(60000)).prompt_length, 100u);  // more than a slice
+  testing::ingest(engine, "run", first(110), {{120, 121, 122, 123, 124}});
+  CHECK_EQ(engine.open("run", first(60001)).prompt_length, 110u);
+  for (Token n = 130; n < 200; ++n) testing::ingest(engine, "run", first(n), {{2, 2}});
+  CHECK_EQ(engine.open("run", first(60002)).prompt_length, 60002u);  // only the longest prompts are examined
   engine.check_integrity();
 }
 
-TEST_CASE("Only the longest of many nested prompts are examined") {
+TEST_CASE("Problems whose prompts have the same hash are apart") {
+  testing::Random random(2);
+  std::uint64_t hash = hash_key.start;
+  const auto [one, other] =
+      block(random, hash, [](std::uint64_t before, std::uint64_t token) { return hash_key.next(before, token); });
+  REQUIRE(one != other);
+  REQUIRE_EQ(ProblemKey("", one).hash, ProblemKey("", other).hash);
   Engine engine;
-  const Prompt turn(3000, 1);
-  testing::ingest(engine, "run", Prompt{1}, {{1, 1, 1, 1, 1}}, 0);
-  for (long n = 2; n < 1000; ++n) testing::ingest(engine, "run", Prompt(turn.begin(), turn.begin() + n), {{2, 2}}, 0);
-  CHECK_EQ(engine.open("run", turn).prompt_length, turn.size());
+  testing::ingest(engine, "run", one, {{100, 101, 102, 103}});
+  CHECK(engine.history("run", other).empty());
+  testing::ingest(engine, "run", other, {{100, 101, 202, 203}});
+  CHECK_EQ(engine.history("run", one).at(0).tokens, Prompt{100, 101, 102, 103});
+  CHECK_EQ(engine.history("run", other).at(0).tokens, Prompt{100, 101, 202, 203});
+  for (const auto& [prompt, next] : {std::pair(one, 102), std::pair(other, 202)}) {
+    const Opened opened = engine.open("run", prompt, {}, Prompt{100, 101});
+    CHECK_EQ(testing::step(engine, opened.id, {}).tokens.at(0), next);
+  }
+  // Sessions of the two problems are not siblings.
+  const SessionId writer = engine.open("run", one).id;
+  const SessionId reader = engine.open("run", other, {}, Prompt{7, 8}).id;
+  testing::step(engine, writer, Prompt{7, 8, 9, 10, 11});
+  CHECK(testing::step(engine, reader, {}, 16, 0.0f).tokens.empty());
+  // Nor does a namespace with the one share the other.
+  testing::ingest(engine, "one", one, {{7}});
+  testing::ingest(engine, "other", other, {{7}});
+  const auto shared = engine.shared_prompts("one").namespaces;
+  CHECK_EQ(shared.size(), 1u);
+  CHECK_EQ(shared.at(0).first, "run");
+  engine.check_integrity();
 }

@@ -108,7 +108,7 @@ def test_the_cost_of_look_alikes_does_not_grow_with_their_number(monkeypatch: py
 
 def test_look_alikes_differ_at_either_end_or_in_between() -> None:
     others = [f"other-{number}" for number in range(100)]
-    assert look_alikes("run-1", [*others, "run-2", "my-run-1", "rum-1", "run-1"], 8) == ["rum-1", "run-2", "my-run-1"]
+    assert look_alikes("run-1", [*others, "run-2", "my-run-1", "rum-1", "run-1"], 8) == ["run-2", "rum-1", "my-run-1"]
 
 
 def test_a_store_that_is_gone_is_said_to_who_may_write(guarded: Server, tmp_path: Path) -> None:
