@@ -69,6 +69,8 @@ class Facts(NamedTuple):
     """The files that cannot be read now, and why."""
     store_trouble: str = ""
     """Why the store accepts nothing until a person acts."""
+    store_outage: str = ""
+    """Why the store does not answer now."""
     damaged: float = 0
     """Stored responses left out as damaged since the start."""
     retention_paused: str = ""
@@ -107,6 +109,9 @@ def _faults(facts: Facts) -> Iterator[Hint]:
             "HistoSpecStoreUnusable in docs/runbooks.md."
         )
         yield Hint("bad", "Nothing can be stored", text)
+    if facts.store_outage:
+        text = f"{facts.store_outage}. The server refuses ingests and commits meanwhile, and still drafts."
+        yield Hint("bad", "The store does not answer", text)
     if facts.damaged:
         text = (
             f"At least {_count(facts.damaged, 'stored response')} could not be read or had changed on disk, and were "

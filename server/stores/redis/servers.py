@@ -2,7 +2,8 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import redis
@@ -75,6 +76,10 @@ class Servers:
         Raises:
             redis.RedisError: the first failure; any of the commands may have run.
         """
+        with self._hidden_password():
+            return self._run(commands, replicas)
+
+    def _run(self, commands: Sequence[Command], replicas: bool) -> list[Any]:
         location, client = self._connected()
         wait = location.replicas if replicas else 0
         if not location.cluster:
@@ -100,10 +105,20 @@ class Servers:
         Raises:
             redis.RedisError: a server does not answer, or does not allow this user to ask.
         """
-        location, client = self._connected()
-        if not location.cluster:
-            return [client.info("memory")]
-        return [client.get_redis_connection(node).info("memory") for node in client.get_primaries()]
+        with self._hidden_password():
+            location, client = self._connected()
+            if not location.cluster:
+                return [client.info("memory")]
+            return [client.get_redis_connection(node).info("memory") for node in client.get_primaries()]
+
+    @contextmanager
+    def _hidden_password(self) -> Iterator[None]:
+        """Removes the password from errors: an old server or a proxy quotes the command that it refuses."""
+        try:
+            yield
+        except redis.RedisError as error:
+            error.args = tuple(self._location.without_password(one) for one in error.args)
+            raise
 
     def _connected(self) -> tuple[Location, Any]:
         """Returns the current location of the store, and the redis-py client for it."""
@@ -189,6 +204,8 @@ class Memory:
         self._next = float("-inf")
         self._asking = False
         self._known: tuple[int | None, int | None] = (None, None)
+        self.outage = ""
+        """Why Redis did not answer; empty if it did."""
 
     def look(self) -> tuple[int | None, int | None]:
         """Returns the bytes in use and the limit; None if Redis has not answered or has no limit. May ask again."""
@@ -204,8 +221,11 @@ class Memory:
             answers = self._ask()
             used, limits = ([int(answer[key]) for answer in answers] for key in ("used_memory", "maxmemory"))
             self._known = sum(used), sum(limits) if all(limits) else None
+            self.outage = ""
         except (redis.RedisError, OSError, LookupError, ValueError) as error:  # unreachable, or not allowed to answer
             self._known = (None, None)
+            away = isinstance(error, TRANSIENT)
+            self.outage = f"Redis does not answer ({error}); it is asked again every few seconds" if away else ""
             log.debug("Redis does not report its memory", reason=str(error))
         finally:
             with self._lock:

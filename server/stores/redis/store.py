@@ -134,6 +134,12 @@ class RedisStore(Store):
         """See Store. Returns the last known values; asks Redis at most every ten seconds."""
         return StoreSize(*self._memory.look())
 
+    @property
+    def outage(self) -> str:
+        """See Store. Returns what was last seen; asks Redis at most every ten seconds."""
+        self._memory.look()
+        return self._memory.outage
+
     def append(self, batch: ResponseBatch) -> "Future[None]":
         """See Store."""
         return self._writer.submit(_Append(batch), batch.size)
