@@ -99,7 +99,12 @@ def test_names_that_the_caller_may_not_read_crowd_out_no_others(guarded: Server)
 def test_the_cost_of_look_alikes_does_not_grow_with_their_number(monkeypatch: pytest.MonkeyPatch) -> None:
     compared = []
     real = difflib.SequenceMatcher.ratio
-    monkeypatch.setattr(difflib.SequenceMatcher, "ratio", lambda self: compared.append(self) or real(self))
+
+    def ratio(matcher: difflib.SequenceMatcher[str]) -> float:
+        compared.append(matcher)
+        return real(matcher)
+
+    monkeypatch.setattr(difflib.SequenceMatcher, "ratio", ratio)
     name = "".join(chr(ord("a") + number * number % 26) for number in range(120))
     others = [f"{name}-{number:04}" for number in range(2000)] + [f"{number:04}-{name}" for number in range(2000)]
     assert len(look_alikes(name, others, 8)) == 8
