@@ -18,6 +18,7 @@ from histospec.v1 import draft_pb2 as pb
 
 def held(reader: Reader, pattern: str) -> Iterator[Stored]:
     """Yields the problems of a store in namespaces that match."""
+    reader.complete()
     for namespace in sorted(reader.newest_epochs()):
         if fnmatchcase(namespace, pattern):
             learned = reader.estimator(namespace)

@@ -1,8 +1,11 @@
-"""Learns the newest epochs that other shards have written to a shared store."""
+"""Learns what other shards do to a shared store: the newest epochs that they write, their drops and rewinds."""
 
 import asyncio
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
+from typing import Any
 
 import structlog
 
@@ -17,11 +20,22 @@ WATCH_SECONDS = 3.0  # between two checks
 
 
 class EpochWatch:
-    """Watches the store, and raises `epochs` to what it finds. Used only on the event loop."""
+    """Watches the store, and raises `epochs` to what it finds. Used only on the event loop.
 
-    def __init__(self, store: Store, epochs: Epochs) -> None:
+    Args:
+        store: asked every few seconds.
+        epochs: receives the newest epochs.
+        replaced: awaited for each namespace whose contents in the store are no longer those that this server has
+            indexed; receives whether it was dropped, and its newest epoch now.
+
+    """
+
+    def __init__(
+        self, store: Store, epochs: Epochs, replaced: Callable[[str, bool, int], Coroutine[Any, Any, None]]
+    ) -> None:
         self._store = store
         self._epochs = epochs
+        self._replaced = replaced
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="watch")
         self._watching: asyncio.Task[None] | None = None
 
@@ -42,8 +56,12 @@ class EpochWatch:
 
     async def _look(self) -> None:
         before = self._epochs.setbacks
-        newest = await asyncio.get_running_loop().run_in_executor(self._reader, self._store.newest_epochs)
-        self._epochs.merge(newest, before)
+        read = partial(asyncio.get_running_loop().run_in_executor, self._reader)
+        replaced = await read(self._store.replaced)
+        newest = await read(self._store.newest_epochs)
+        for namespace, dropped in replaced.items():
+            await self._replaced(namespace, dropped, newest.get(namespace, 0))
+        self._epochs.merge(newest, before + len(replaced))  # each of them is a setback
 
     async def stop(self) -> None:
         """Stops checking. A running check may still block its thread, see `close`."""

@@ -6,6 +6,8 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
+import structlog
+
 from histospec.native import Engine
 from histospec.server.errors import StoreBusy, StoreFull, StoreOpening
 from histospec.server.history.back_pressure import CROWDED, LONGEST_WAIT, LOOK_SECONDS, BackPressure
@@ -22,6 +24,7 @@ from histospec.server.history.stored_lines import StoredLines
 from histospec.server.history.unfinished import Unfinished
 from histospec.server.stores.interface import Problem, Reader, Record, ResponseBatch, Store
 
+log = structlog.get_logger()
 T = TypeVar("T")
 
 
@@ -39,7 +42,7 @@ class History:
         self._gaps = Gaps(engine, whole=False)
         self._read_through = ReadThrough(store, self._indexing, self.counts, self._gaps)
         self.loading = Loading(store, self._read_through, self._gaps, self.counts, self._indexing.share)
-        self._epoch_watch = EpochWatch(store, self.epochs)
+        self._epoch_watch = EpochWatch(store, self.epochs, self._replaced)
         self._stored_lines = StoredLines()
         self._unfinished = Unfinished()
         self._open = False
@@ -200,6 +203,24 @@ class History:
                 await self._indexing.drop(namespace, keep_learned=True)
         self._gaps.add(namespace)  # the older epochs, which the index no longer has
         return forgotten
+
+    async def _replaced(self, namespace: str, dropped: bool, newest: int) -> None:
+        """Forgets a namespace that another shard dropped or rewound to `newest`, or that the store lost."""
+        await self._unfinished.run(self._forget(namespace, dropped, newest))
+
+    async def _forget(self, namespace: str, dropped: bool, newest: int) -> None:
+        what = "dropped by another shard" if dropped else "rewound by another shard, or lost by the store"
+        log.warning("the index forgets a namespace, whose contents were replaced", namespace=namespace, reason=what)
+        async with self._forgetting(namespace):
+            if dropped:
+                self.epochs.forget(namespace)
+            else:
+                self.epochs.rewind(namespace, newest)
+            async with self._read_through.still():
+                await self._indexing.drop(namespace, keep_learned=not dropped)
+        self._gaps.add(namespace)
+        if dropped:
+            self.namespaces.forget(namespace)
 
     @asynccontextmanager
     async def _forgetting(self, namespace: str) -> AsyncIterator[None]:

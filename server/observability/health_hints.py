@@ -69,6 +69,8 @@ class Facts(NamedTuple):
     """The files that cannot be read now, and why."""
     store_trouble: str = ""
     """Why the store accepts nothing until a person acts."""
+    store_hazard: str = ""
+    """Which setting may make the store lose responses."""
     damaged: float = 0
     """Stored responses left out as damaged since the start."""
     retention_paused: str = ""
@@ -116,6 +118,12 @@ def _faults(facts: Facts) -> list[Hint]:
             "see HistoSpecStoreDamaged in docs/runbooks.md."
         )
         found.append(Hint("bad", "The store was damaged", text))
+    if facts.store_hazard:
+        text = (
+            f"{facts.store_hazard}. When its memory is full, it deletes stored responses, and does not say so. With "
+            "noeviction it refuses new ones, and the server reports a full store."
+        )
+        found.append(Hint("warn", "The store may delete responses", text))
     if facts.retention_paused:
         text = (
             f"{facts.retention_paused[0].upper()}{facts.retention_paused[1:]}. Retention deletes nothing until then. "

@@ -179,6 +179,7 @@ class Overview:
             store_errors=recent["store_errors"] or 0,
             unreadable=self._unreadable(),
             store_trouble=self._store.trouble,
+            store_hazard=self._store.hazard,
             damaged=self._store.damaged_responses,
             retention_paused=self._store.retention_paused,
             store_size=self._size,
