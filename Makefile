@@ -1,3 +1,5 @@
+# Targets install what they need into .venv: `demo` and `docs` little, all others what `setup` installs.
+# make setup   everything that tests and checks need
 # make demo    a real RL run, with and without drafts, from a bare machine
 # make test    everything, with real components; what CI runs
 # make check   formatters, linters, types, the documentation site
@@ -50,11 +52,27 @@ $(VENV)/.vllm: scripts/install_vllm.py
 	$(PYTHON) -m scripts.install_vllm $(VLLM_NEW) $(VENV)
 	touch $@
 
-# Installs the package again when compiled or generated files change; changes of Python files need no installation.
-$(VENV)/.ready: $(VENV)/.vllm pyproject.toml setup.py $(NATIVE_SOURCES) $(wildcard protos/*/*/*.proto)
-	$(BIN)/pip install -q -U "pip>=25.1"
-	$(BIN)/pip install -q --group dev
-	$(BIN)/pip install -q -e '.[all]'
+# The package is installed again when compiled or generated files change; changes of Python files need no installation.
+BUILT_FROM := pyproject.toml setup.py $(NATIVE_SOURCES) $(wildcard protos/*/*/*.proto)
+# pip installs groups from this version on.
+UPGRADE_PIP = $(BIN)/pip install -q -U "pip>=25.1"
+
+# Includes what the demo and the site need.
+$(VENV)/.ready: $(VENV)/.vllm $(BUILT_FROM)
+	$(UPGRADE_PIP)
+	$(BIN)/pip install -q --group test --group docs -e '.[all]'
+	touch $@ $(VENV)/.demo $(VENV)/.docs
+
+$(VENV)/.demo: $(VENV)/.vllm $(BUILT_FROM)
+	$(UPGRADE_PIP)
+	$(BIN)/pip install -q --group demo -e '.[server]'
+	touch $@
+
+# Without vLLM and without the package: mkdocstrings reads the sources.
+$(VENV)/.docs: pyproject.toml
+	test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
+	$(UPGRADE_PIP)
+	$(BIN)/pip install -q --group docs
 	touch $@
 
 # The oldest vLLM that runs with the same torch, and one between, which OpenRLHF pins. They have the client only, as a
@@ -66,7 +84,7 @@ $(VENV_OLD)/.ready $(VENV_MID)/.ready: $(VENV)/.ready
 	HISTOSPEC_CLIENT_ONLY=1 $(@D)/bin/pip install -q -e .
 	touch $@
 
-demo: setup
+demo: $(VENV)/.demo
 	$(BIN)/python -m examples.tiny_rl.run
 
 check: setup
@@ -84,7 +102,7 @@ check-style: setup
 	@$(BIN)/clang-format --dry-run --Werror $(CXX_FORMATTED)
 
 # A link that leads nowhere, or a page that no menu has, is an error. The variable hides an advertisement.
-check-docs: setup
+check-docs: $(VENV)/.docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
 docs: check-docs

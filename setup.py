@@ -41,6 +41,7 @@ if not CLIENT_ONLY:
         "histospec.server.history": "server/history",
         "histospec.server.logs": "server/logs",
         "histospec.server.observability": "server/observability",
+        "histospec.server.observability.page": "server/observability/page",  # a folder of files, without code
         "histospec.server.rpc": "server/rpc",
         "histospec.server.security": "server/security",
         "histospec.server.settings": "server/settings",
@@ -93,7 +94,7 @@ class BuildWithCMake(build_ext):
 setup(
     packages=list(PACKAGES),
     package_dir=PACKAGES,
-    package_data={"*": ["py.typed", "*.pyi", "*.proto"], "histospec.server.observability": ["page/*"]},
+    package_data={"*": ["py.typed", "*.pyi", "*.proto"], "histospec.server.observability.page": ["*"]},
     ext_modules=[] if CLIENT_ONLY else [Extension("histospec.native._core", sources=[])],
     entry_points={
         "vllm.general_plugins": ["histospec = histospec.client.vllm.patches.plugin:register"],

@@ -12,10 +12,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from histospec.replay.cases import Case
 from histospec.replay.drafters import Draft, Drafter, Sources
 from histospec.replay.recordings import Tokens
-from histospec.replay.scores import Score, follow, teach
+from histospec.replay.scores import Case, Score, follow, teach
 from histospec.server.errors import ConfigError
 
 PACKAGE = "arctic-inference"

@@ -18,15 +18,14 @@ from rich.text import Text as Line
 from histospec.protocol.limits import MAX_DRAFT
 from histospec.replay import arctic as replay_arctic
 from histospec.replay import plot as replay_plot
-from histospec.replay import results_json as replay_json
 from histospec.replay import tables as replay_tables
 from histospec.replay.plan import replay
 from histospec.replay.recordings import STDIN, Recording, RecordingError, is_regular, opened
 from histospec.replay.recordings.text import Text
-from histospec.replay.result import Options
+from histospec.replay.result import Options, as_json
 from histospec.server.arguments import MOST_COST, ArgumentParser, amount, whole
 from histospec.server.errors import ConfigError
-from histospec.server.targets import FORCE, is_stdout, written
+from histospec.server.output_file import FORCE, is_stdout, written
 
 COSTS = (0.02, 0.05, 0.1)
 NAMES = ("prompt", "response", "tokens", "turns", "epoch", "id", "group", "namespace")
@@ -83,7 +82,7 @@ def main(argv: Sequence[str]) -> int:
             out.print(Line(note, style="dim"), soft_wrap=True)
         out.print(replay_tables.report(result, options, name))
         if figures is not None:
-            figures.write((json.dumps(replay_json.as_json(result, options, file, notes), indent=2) + "\n").encode())
+            figures.write((json.dumps(as_json(result, options, file, notes), indent=2) + "\n").encode())
         if picture is not None and plot is not None:
             replay_plot.save(replay_plot.plot(result, options, name), picture, plot)
     if plot is not None:

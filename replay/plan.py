@@ -5,7 +5,7 @@ each visit, with only the history before it, which shows how fast history begins
 replay the last visit with siblings that run at the same time, and the headline's cases with another drafter.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -13,10 +13,9 @@ from rich.progress import Progress
 
 from histospec.replay import arctic as replay_arctic
 from histospec.replay import scores as replay_scores
-from histospec.replay.cases import Case, case_at, group_at
 from histospec.replay.recordings import Problem, RecordingError
 from histospec.replay.result import Group, Options, Replay, Visit
-from histospec.replay.scores import Score
+from histospec.replay.scores import Case, Score
 
 
 class _Pass(NamedTuple):
@@ -70,21 +69,20 @@ def replay(problems: Sequence[Problem], options: Options, progress: Progress) ->
             for cost in planned.costs
         )
 
-    visits = [Visit(epoch, planned.cases, run(planned)) for epoch, planned in epochs.items()]
-    headline = Visit(None, last.cases, run(last))
+    visits = [Visit(planned.cases, run(planned), epoch) for epoch, planned in epochs.items()]
+    headline = Visit(last.cases, run(last), None)
     if shared is not None:
-        visits.append(Visit(next(iter(same)), last.cases, headline.scores))
+        visits.append(Visit(last.cases, headline.scores, next(iter(same))))
     scores = {key: run(row) for key, row in rows.items()}
     table = tuple(
-        Group(asked, history, row.cases, scores[history, _who_runs(row)]) for (asked, history), row in groups.items()
+        Group(row.cases, scores[history, _who_runs(row)], asked, history) for (asked, history), row in groups.items()
     )
     peer = replay_arctic.replay(last.cases, options.max_tokens, watch("Arctic")) if options.compare else None
     return Replay(len(problems), len(usable), headline, tuple(visits), table, peer)
 
 
-def _epochs(problems: Iterable[Problem], options: Options) -> dict[int, _Pass]:
+def _epochs(problems: Sequence[Problem], options: Options) -> dict[int, _Pass]:
     """Returns the newest epochs that can be scored, oldest first."""
-    problems = list(problems)
     passes = {}
     for epoch in sorted({epoch for problem in problems for epoch in problem.epochs()}):
         cases = tuple(case for problem in problems if (case := _case(problem, epoch, options)) is not None)
@@ -93,16 +91,13 @@ def _epochs(problems: Iterable[Problem], options: Options) -> dict[int, _Pass]:
     return dict(list(passes.items())[-options.epochs :]) if options.epochs else {}
 
 
-def _groups(problems: Iterable[Problem], options: Options) -> dict[tuple[int | None, bool], _Pass]:
+def _groups(problems: Sequence[Problem], options: Options) -> dict[tuple[int | None, bool], _Pass]:
     """Returns the rows of the siblings table, by the number of siblings and whether earlier epochs are known."""
-    problems = list(problems)
     passes = {}
     for history in options.history:
         for asked in options.siblings:
             cases = tuple(
-                group_at(
-                    problem, problem.epochs()[-1], siblings=asked, history=history, max_response=options.max_response
-                )
+                case_at(problem, problem.epochs()[-1], options.max_response, history=history, running=asked)
                 for problem in problems
             )
             name = f"{'all' if asked is None else asked} siblings {'with' if history else 'without'} history"
@@ -111,8 +106,46 @@ def _groups(problems: Iterable[Problem], options: Options) -> dict[tuple[int | N
 
 
 def _case(problem: Problem, epoch: int | None, options: Options) -> Case | None:
+    """Returns the problem at a visit, None for its last; None if there is no such visit, or nothing to draft from."""
+    if epoch is not None and epoch not in problem.epochs():
+        return None
     visit = problem.epochs()[-1] if epoch is None else epoch
-    return case_at(problem, visit, siblings=options.mode == "all", max_response=options.max_response)
+    case = case_at(problem, visit, options.max_response, finished=options.mode == "all")
+    return case if case.history else None
+
+
+def case_at(
+    problem: Problem,
+    epoch: int,
+    max_response: int,
+    *,
+    history: bool = True,
+    finished: bool = False,
+    running: int | None = 0,
+) -> Case:
+    """Returns the problem at one of its visits, whose first response becomes the target.
+
+    Args:
+        problem: the recorded problem.
+        epoch: a visit of the problem.
+        max_response: maximum tokens of the target and of each sibling; the rest is cut.
+        history: whether the drafter knows the responses of earlier visits.
+        finished: whether it also knows the visit's other responses, as if they were finished. A run would know less.
+        running: how many other members of the target's group run at the same time, None for all; a smaller group gives
+            all it has. They appear token by token, as in a run.
+
+    """
+    target, *others = [response for response in problem.responses if response.epoch == epoch]
+    known = [response for response in problem.responses if history and response.epoch < epoch]
+    if finished:
+        known += others
+    siblings = [response for response in others if response.group == target.group][:running]
+    return Case(
+        problem.prompt,
+        tuple(known),
+        target.cut(max_response),
+        tuple(sibling.cut(max_response) for sibling in siblings),
+    )
 
 
 def _who_runs(row: _Pass) -> tuple[int, ...]:

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import numpy as np
 
 from histospec.replay import tables as replay_tables
-from histospec.replay.calibration import deciles
 from histospec.replay.result import Group, Options, Replay
-from histospec.replay.scores import Score
+from histospec.replay.scores import Score, deciles
 from histospec.server.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -214,16 +213,8 @@ def _plot_calibration(axes: "Axes", scores: Sequence[Score], colours: dict[float
         colour = colours[score.verify_cost]
         axes.errorbar(predicted, observed, [decile.margin() for decile in found], color=colour, linewidth=1.2,
                       elinewidth=1, alpha=0.8)  # fmt: skip
-        axes.scatter(
-            predicted,
-            observed,
-            s=12 + 320 * shares,
-            color=colour,
-            edgecolor="white",
-            linewidth=0.8,
-            zorder=3,
-            clip_on=False,
-        )
+        axes.scatter(predicted, observed, s=12 + 320 * shares, color=colour, edgecolor="white", linewidth=0.8, zorder=3,
+                     clip_on=False)  # fmt: skip
     axes.set_xlim(0, 1)
     axes.set_ylim(0, 1)
     axes.set_xlabel("predicted acceptance")
@@ -244,7 +235,7 @@ def _plot_siblings(axes: "Axes", groups: Sequence[Group], colours: dict[float, s
             {"linestyle": "-"} if history else {"linestyle": (0, (4, 2)), "markerfacecolor": "white"}
         )
         for cost, colour in colours.items():
-            values = [next(s for s in group.scores if s.verify_cost == cost).tokens_a_step() for group in rows]
+            values = [group.at(cost).tokens_a_step() for group in rows]
             axes.plot(range(len(rows)), values, color=colour, marker="o", markersize=5, linewidth=1.6, **style)
     labels = [
         replay_tables.siblings(group) + (f"\n({group.running():.3g})" if group.running() != group.asked else "")

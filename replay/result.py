@@ -1,41 +1,28 @@
-"""The options and results of a replay, from which its tables, plot and JSON are made."""
+"""The options and results of a replay, from which its tables and plot are made, and the results as JSON."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from histospec.replay.arctic import Peer
-from histospec.replay.cases import Case
-from histospec.replay.scores import Score
+from histospec.replay.scores import Case, Score, deciles
 
 MOST_SHOWN = 4  # costs that a figure can show distinctly
 
 
 @dataclass(frozen=True)
 class Options:
-    """How to replay. The options and the file determine every figure.
-
-    Attributes:
-        mode: "hist" or "all"; with "all", the visit's other responses are known before the target begins.
-        limit: number of problems to draw, 0 for all.
-        seed: of the draw.
-        costs: verification costs, one pass each.
-        max_tokens: maximum tokens of a draft.
-        max_response: maximum tokens of a replayed response; the rest is cut.
-        epochs: number of newest epochs to score one by one.
-        siblings: numbers of siblings that run at the same time, None for all; one row of the siblings table each.
-        history: whether the rows of that table know earlier epochs; one row each.
-        compare: whether Arctic also drafts for the headline's cases.
-
-    """
+    """How to replay: the options of the command, which explains them. They and the file determine every figure."""
 
     mode: str
-    limit: int
+    limit: int  # 0 for all
     seed: int
     costs: tuple[float, ...]
     max_tokens: int
     max_response: int
     epochs: int
-    siblings: tuple[int | None, ...] = ()
-    history: tuple[bool, ...] = (False, True)
+    siblings: tuple[int | None, ...] = ()  # None for all; one row of the siblings table each
+    history: tuple[bool, ...] = (False, True)  # whether the rows of that table know earlier epochs
     compare: bool = False
 
     def shown(self) -> tuple[float, ...]:
@@ -47,17 +34,9 @@ class Options:
 
 
 @dataclass(frozen=True)
-class Visit:
-    """Cases that are replayed together, and their scores.
+class Scored:
+    """Cases that are replayed together, and their scores: one per cost, or per shown cost."""
 
-    Attributes:
-        epoch: the visit of the cases; None for each problem's last visit.
-        cases: one per problem that had this visit and a history.
-        scores: one per cost; epochs before the last have only the shown costs.
-
-    """
-
-    epoch: int | None
     cases: tuple[Case, ...]
     scores: tuple[Score, ...]
 
@@ -67,21 +46,21 @@ class Visit:
 
 
 @dataclass(frozen=True)
-class Group:
-    """The last visit with siblings that run at the same time as the target.
+class Visit(Scored):
+    """One case per problem that had this visit and a history. Epochs before the last have only the shown costs."""
 
-    Attributes:
-        asked: requested number of siblings, None for all.
-        history: whether earlier epochs are known.
-        cases: the headline's problems.
-        scores: in the order of the shown costs.
+    epoch: int | None
+    """None: each problem's last visit."""
 
-    """
+
+@dataclass(frozen=True)
+class Group(Scored):
+    """The headline's problems at their last visit, with siblings that run at the same time as the target."""
 
     asked: int | None
+    """Requested number of siblings, None for all."""
     history: bool
-    cases: tuple[Case, ...]
-    scores: tuple[Score, ...]
+    """Whether earlier epochs are known."""
 
     def running(self) -> float:
         """The mean number of siblings that ran with a target."""
@@ -116,3 +95,80 @@ class Replay:
     def is_last(self, visit: Visit) -> bool:
         """Returns whether the visit is the last one of every problem, so that its figures are the headline's."""
         return visit.scores is self.last.scores
+
+
+def as_json(result: Replay, options: Options, file: str, notes: Sequence[str] = ()) -> dict[str, Any]:
+    """Returns every figure of the replay, and the assumptions about its files; docs/replay.md explains the fields."""
+    figures: dict[str, Any] = {
+        "file": file,
+        "notes": list(notes),
+        "mode": options.mode,
+        "seed": options.seed,
+        "max_tokens": options.max_tokens,
+        "max_response": options.max_response,
+        "problems": result.problems,
+        "problems_with_history": result.usable,
+        "last_visit": _visit(result.last, options),
+        "epochs": [{"epoch": visit.epoch, **_visit(visit, options)} for visit in result.epochs],
+    }
+    if result.groups:
+        figures["siblings"] = [_group(group, options) for group in result.groups]
+    if result.peer is not None:
+        figures["compare"] = {"arctic": _peer(result.peer, result.last)}
+    return figures
+
+
+def _visit(visit: Visit, options: Options) -> dict[str, Any]:
+    return {
+        "problems": len(visit.cases),
+        "history_tokens": sum(case.history_tokens() for case in visit.cases),
+        "target_tokens": sum(case.target_tokens() for case in visit.cases),
+        "costs": [_score(score, options) for score in visit.scores],
+    }
+
+
+def _score(score: Score, options: Options) -> dict[str, Any]:
+    figures: dict[str, Any] = {
+        "verify_cost": score.verify_cost,
+        "steps": score.steps,
+        "drafted": score.drafted,
+        "accepted": score.accepted,
+        "tokens_per_step": score.tokens_a_step(),
+        "drafted_per_step": score.drafted_a_step(),
+        "speed_up": score.speed_up(),
+        "speed_up_95": list(score.interval()),
+        "speed_up_at": {f"{cost:g}": score.speed_up(cost) for cost in options.costs},
+        "calibration": [asdict(decile) for decile in deciles(score.verified)],
+    }
+    if score.sources:
+        figures["sources"] = {name: dict(counts) for name, counts in score.sources.items()}
+    return figures
+
+
+def _group(group: Group, options: Options) -> dict[str, Any]:
+    return {
+        "siblings": "all" if group.asked is None else group.asked,
+        "history": group.history,
+        "running": group.running(),
+        "smaller_groups": group.smaller(),
+        "costs": [
+            {**_score(score, options), "group_tokens_per_step": score.group_tokens_a_step()} for score in group.scores
+        ],
+    }
+
+
+def _peer(peer: Peer, headline: Visit) -> dict[str, Any]:
+    costs = []
+    for score in headline.scores:
+        settings, best = peer.best(score.verify_cost)
+        costs.append(
+            {
+                "verify_cost": score.verify_cost,
+                "settings": settings._asdict(),
+                "tokens_per_step": best.tokens_a_step(),
+                "drafted_per_step": best.drafted_a_step(),
+                "speed_up": best.speed_up(score.verify_cost),
+                "gain": score.speed_up() / best.speed_up(score.verify_cost) - 1,
+            }
+        )
+    return {"name": peer.name, "costs": costs}

@@ -6,22 +6,112 @@ environment is context: it is appended with the next step, never drafted and nev
 The score at verification cost c is S_c = tokens / sum over steps (1 + c * drafted tokens): the speed-up over decoding
 without drafts if verifying one draft token costs c of a decoding step. Every pass has its own drafter, so no pass
 profits from another's targets. Within a pass, the engine learns from one target for the next, as in a run.
+
+Every verified draft token is one observation of the calibration. A token is verified if all tokens before it in its
+draft were accepted: the accepted tokens and the first rejected one. Tokens beyond the recorded text are not verified.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
 import numpy as np
 import numpy.typing as npt
 
-from histospec.replay.calibration import Verified
-from histospec.replay.cases import Case, Turns, generated_tokens
 from histospec.replay.drafters import Draft, Drafter, EngineDrafter
-from histospec.replay.recordings import RecordedResponse, Tokens
+from histospec.replay.recordings import RecordedResponse, Tokens, Turn, common
 
 RESAMPLES = 1000
 NOTHING = np.empty(0, np.int32)
+Turns = tuple[Turn, ...]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One problem for the drafter: what it may know, and the target to draft for.
+
+    Attributes:
+        prompt: int32[n].
+        history: responses finished before.
+        target: the response to replay and score.
+        siblings: responses to replay at the same time.
+
+    """
+
+    prompt: Tokens
+    history: tuple[RecordedResponse, ...]
+    target: Turns
+    siblings: tuple[Turns, ...] = ()
+
+    def history_tokens(self) -> int:
+        """The tokens that the drafter knows before the target begins, without the prompt."""
+        return sum(len(turn.tokens) for response in self.history for turn in response.turns)
+
+    def target_tokens(self) -> int:
+        """The tokens of the target that the model generated."""
+        return generated_tokens(self.target)
+
+
+def generated_tokens(turns: Iterable[Turn]) -> int:
+    """Returns the number of tokens of the turns that the model generated."""
+    return sum(len(turn.tokens) for turn in turns if turn.generated)
+
+
+@dataclass(frozen=True)
+class Verified:
+    """Observations: float32[n] predicted probabilities of acceptance, bool[n] whether each token was accepted."""
+
+    predicted: npt.NDArray[np.float32]
+    accepted: npt.NDArray[np.bool_]
+
+    @staticmethod
+    def none() -> "Verified":
+        """Returns no observations."""
+        return Verified(np.empty(0, np.float32), np.empty(0, np.bool_))
+
+    @staticmethod
+    def joined(parts: Iterable["Verified"]) -> "Verified":
+        """Returns the observations of all parts."""
+        parts = [Verified.none(), *parts]
+        return Verified(np.concatenate([p.predicted for p in parts]), np.concatenate([p.accepted for p in parts]))
+
+
+@dataclass(frozen=True)
+class Decile:
+    """The observations with a predicted probability in [low, high).
+
+    Attributes:
+        low, high: the bounds, a tenth apart; the last decile includes 1.
+        tokens: number of observations, at least 1.
+        predicted: their mean predicted probability.
+        observed: the share that was accepted.
+
+    """
+
+    low: float
+    high: float
+    tokens: int
+    predicted: float
+    observed: float
+
+    def margin(self) -> float:
+        """Half a 95 % interval of `observed` from chance alone (Wilson's, wider side)."""
+        z, n = 1.96, self.tokens
+        spread = z * np.sqrt(self.observed * (1 - self.observed) / n + (z / (2 * n)) ** 2)
+        return float((spread + abs(0.5 - self.observed) * z * z / n) / (1 + z * z / n))
+
+
+def deciles(verified: Verified) -> list[Decile]:
+    """Returns the deciles that have observations, lowest first."""
+    places = np.minimum((verified.predicted * 10).astype(np.int64), 9)
+    counts = np.bincount(places, minlength=10)
+    predicted = np.bincount(places, weights=verified.predicted, minlength=10)
+    accepted = np.bincount(places, weights=verified.accepted, minlength=10)
+    return [
+        Decile(i / 10, (i + 1) / 10, int(n), float(predicted[i] / n), float(accepted[i] / n))
+        for i, n in enumerate(counts)
+        if n
+    ]
 
 
 @dataclass(frozen=True)
@@ -66,6 +156,10 @@ class Score:
     def tokens_a_step(self) -> float:
         """Returns generated tokens / steps of all targets."""
         return self.tokens / self.steps
+
+    def drafted_a_step(self) -> float:
+        """Returns draft tokens / steps of all targets."""
+        return self.drafted / self.steps
 
     def group_tokens_a_step(self) -> float:
         """Returns generated tokens / steps of all targets and their siblings."""
@@ -167,7 +261,7 @@ class _Writer:
 
     def verify(self, draft: Draft) -> None:
         """Takes one step: writes the correct part of the draft and one more token."""
-        right = _matching(draft.tokens, self._text)
+        right = common(draft.tokens, self._text)
         asked = min(right + 1, len(draft.tokens), len(self._text))
         self.verified.append(Verified(draft.probs[:asked], np.arange(asked) < right))
         written = min(right + 1, len(self._text))
@@ -185,10 +279,3 @@ class _Writer:
 
 def _sum(writers: Sequence[_Writer]) -> npt.NDArray[np.int64]:
     return np.asarray(np.array([writer.counts() for writer in writers], np.int64).reshape(-1, 3).sum(axis=0))
-
-
-def _matching(draft: Tokens, text: Tokens) -> int:
-    """Returns how many tokens of the draft match the beginning of the text."""
-    length = min(len(draft), len(text))
-    misses = np.flatnonzero(draft[:length] != text[:length])
-    return int(misses[0]) if len(misses) else length

@@ -9,9 +9,8 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from histospec.replay.calibration import deciles
 from histospec.replay.result import Group, Options, Replay, Visit
-from histospec.replay.scores import Score
+from histospec.replay.scores import Score, deciles
 
 KNOWN = {"hist": "earlier epochs", "all": "earlier epochs and siblings"}
 ENOUGH = 500  # observations for a meaningful decile of the calibration
@@ -77,7 +76,7 @@ def _epochs(result: Replay) -> Table:
                 *heads,
                 f"{score.verify_cost:g}",
                 f"{score.tokens_a_step():.3f}",
-                f"{score.drafted / score.steps:.3f}",
+                f"{score.drafted_a_step():.3f}",
                 per_cent(score.accepted, score.drafted),
                 f"{score.speed_up():.3f}",
                 f"{low:.2f}-{high:.2f}",
@@ -91,20 +90,22 @@ def _epochs(result: Replay) -> Table:
 def _siblings(result: Replay, options: Options) -> list[RenderableType]:
     """Returns the siblings table: numbers of siblings from top to bottom, without history left, with it right."""
     columns = [history for history in (False, True) if history in options.history]
-    headings = (
-        "\n\ncost\nc",
-        "\n\nsiblings\nasked",
-        "\n\n\nran",
-        *(h for history in columns for h in _group_headings(history)),
-    )
+    headings = ["\n\ncost\nc", "\n\nsiblings\nasked", "\n\n\nran"]
+    for history in columns:
+        known = "with" if history else "without"
+        headings += [f"{known}\nhistory:\ntokens\nper step", "\n\nof the\ngroup", "\n\n\nS_c"]
     table = _table(*headings)
+    rows = {(group.asked, group.history): group for group in result.groups}
     for cost in options.shown():
         head = f"{cost:g}"
         for asked in options.siblings:
-            groups = [_group(result, asked, history) for history in columns]
-            scores = [next(s for s in group.scores if s.verify_cost == cost) for group in groups]
-            cells = [cell for score in scores for cell in _group_cells(score)]
-            table.add_row(head, siblings(groups[0]), f"{groups[0].running():.3g}", *cells)
+            groups = [rows[asked, history] for history in columns]
+            cells = [siblings(groups[0]), f"{groups[0].running():.3g}"]
+            for score in (group.at(cost) for group in groups):
+                cells += [
+                    f"{value:.3f}" for value in (score.tokens_a_step(), score.group_tokens_a_step(), score.speed_up())
+                ]
+            table.add_row(head, *cells)
             head = ""
         table.add_section()
     return [
@@ -117,18 +118,6 @@ def _siblings(result: Replay, options: Options) -> list[RenderableType]:
 def siblings(group: Group) -> str:
     """Returns the requested number of siblings."""
     return "all" if group.asked is None else str(group.asked)
-
-
-def _group_headings(history: bool) -> tuple[str, str, str]:
-    return f"{'with' if history else 'without'}\nhistory:\ntokens\nper step", "\n\nof the\ngroup", "\n\n\nS_c"
-
-
-def _group(result: Replay, asked: int | None, history: bool) -> Group:
-    return next(group for group in result.groups if (group.asked, group.history) == (asked, history))
-
-
-def _group_cells(score: Score) -> tuple[str, str, str]:
-    return f"{score.tokens_a_step():.3f}", f"{score.group_tokens_a_step():.3f}", f"{score.speed_up():.3f}"
 
 
 def _siblings_notes(result: Replay) -> list[str]:

@@ -22,7 +22,7 @@ from grpc_reflection.v1alpha import reflection
 
 from histospec.native import Engine
 from histospec.protocol.names import DRAFT_SERVICE
-from histospec.server.errors import ConfigError, HistoSpecError
+from histospec.server.errors import ConfigError, HistoSpecError, reason
 from histospec.server.history.history import History
 from histospec.server.logs import lines as logs
 from histospec.server.logs.output import drain as drain_log
@@ -327,6 +327,4 @@ def _check_free(flag: str, address: Address) -> None:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(where)
     except OSError as error:
-        raise ConfigError(
-            f"{flag}: cannot listen on {address} ({(error.strerror or str(error)).lower()}); give another address"
-        ) from None
+        raise ConfigError(f"{flag}: cannot listen on {address} ({reason(error)}); give another address") from None

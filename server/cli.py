@@ -1,13 +1,20 @@
 """The `histospec` command: the first word picks a module, which is imported only then."""
 
 import sys
+import traceback
 from collections.abc import Sequence
 from importlib import import_module
+from pathlib import Path
 from typing import NamedTuple
 
-import histospec.server.one_poller  # noqa: F401 - before all others
-from histospec.server import process
-from histospec.server.errors import ConfigError
+from histospec.protocol.grpc_settings import import_grpc, one_poller
+
+import_grpc(one_poller())  # before any other import of gRPC, so that fewer of its threads wake for each message
+
+from histospec.server import process  # noqa: E402
+from histospec.server.errors import ConfigError, HistoSpecError, reason  # noqa: E402
+
+LONGEST = 2000  # characters of an error message
 
 
 class Command(NamedTuple):
@@ -21,7 +28,7 @@ COMMANDS = {
     "serve": Command("histospec.server.app", "start a draft server"),
     "replay": Command("histospec.replay.command", "estimate what drafts would gain on recorded rollouts"),
     "snapshot": Command("histospec.server.commands.snapshot", "write the contents of a store or a service to a file"),
-    "restore": Command("histospec.server.commands.restore", "load a snapshot into a store or a service"),
+    "restore": Command("histospec.server.commands.restore", "load a snapshot into a service"),
     "forget": Command("histospec.server.commands.forget", "delete old problems, and resume a paused --retention"),
     "bench": Command("histospec.server.commands.bench", "measure a running service under load"),
     "doctor": Command("histospec.client.doctor.command", "find out why a worker gets no drafts"),
@@ -51,9 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _run(words)
     except (Exception, KeyboardInterrupt) as error:
-        from histospec.server.failures import tell
-
-        return tell(" ".join(["histospec", *words[:1]]), error)
+        return _report(" ".join(["histospec", *words[:1]]), error)
 
 
 def _run(words: list[str]) -> int:
@@ -80,3 +85,35 @@ def _run(words: list[str]) -> int:
         raise ConfigError(text) from error
     process.imported(logs=words[0] == "serve")
     return int(module.main(words[1:]))
+
+
+def _report(prog: str, error: BaseException) -> int:
+    """Prints what went wrong, if needed. Returns the exit code: 1 failure, 2 wrong arguments, 128 + N for signal N."""
+    if isinstance(error, KeyboardInterrupt):
+        return 128 + error.number if isinstance(error, process.Interrupted) else 130
+    if isinstance(error, BrokenPipeError) and error.filename == process.STDOUT:
+        return 1  # the reader left, as `| head` does, and needs no message
+    sentence = " ".join(_sentence(error).split())
+    process.say(f"{prog}: {sentence if len(sentence) <= LONGEST else sentence[:LONGEST] + '...'}")
+    return 2 if isinstance(error, ConfigError) else 1
+
+
+def _sentence(error: BaseException) -> str:
+    if isinstance(error, HistoSpecError):
+        return str(error)
+    if isinstance(error, OSError):
+        return f"{error.filename}: {reason(error)}" if error.filename else reason(error)
+    if isinstance(error, MemoryError):
+        return "out of memory; process less at a time, or provide more memory"
+    if isinstance(error, RecursionError):
+        return "the input is nested too deeply"
+    if isinstance(error, ModuleNotFoundError):
+        return f"the module {error.name} is missing; install HistoSpec again: pip install 'histospec[all]'"
+    return f"unexpected {type(error).__name__}: {error} ({_where(error)}); please report it with this line"
+
+
+def _where(error: BaseException) -> str:
+    """Returns the innermost line of this project, such as `status_tables.py:41`."""
+    frames = list(traceback.walk_tb(error.__traceback__))
+    ours = [one for one in frames if str(one[0].f_globals.get("__name__")).startswith("histospec.")] or frames
+    return f"{Path(ours[-1][0].f_code.co_filename).name}:{ours[-1][1]}" if ours else "unknown line"

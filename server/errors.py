@@ -1,22 +1,4 @@
-"""The errors of the server, and the gRPC status of each.
-
-::
-
-    HistoSpecError
-    ├── ConfigError          the process cannot start as configured (exit code 2)
-    ├── InvalidRequest       the request is malformed: the caller must change it
-    ├── LimitExceeded        the request exceeds a limit of this server
-    ├── Unauthenticated      the call has no token, or an unknown one
-    ├── PermissionDenied     the token does not grant this right
-    ├── Unavailable          the server is loading or draining: a retry may succeed
-    └── StoreError           the store failed
-        ├── StoreFull        the store has no room left
-        │   └── StoreBusy    ... in its queue, which the store works off: a retry may succeed
-        ├── StoreOpening     the store is not open yet: a retry may succeed
-        └── Damaged          stored data differs from what was written
-
-Every message names the field, flag or file at fault.
-"""
+"""The errors of the server, and the gRPC status of each. Every message names the field, flag or file at fault."""
 
 import grpc
 
@@ -87,3 +69,9 @@ def status_of(error: HistoSpecError) -> grpc.StatusCode:
         if cls in STATUS:
             return STATUS[cls]
     return grpc.StatusCode.INTERNAL
+
+
+def reason(error: BaseException) -> str:
+    """Returns the operating system's reason for an error."""
+    text = error.strerror if isinstance(error, OSError) else None
+    return (text or str(error)).lower()

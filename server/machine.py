@@ -27,9 +27,9 @@ def group_memory_limit(cgroups: Path = CGROUPS, membership: Path = MEMBERSHIP) -
 
 def volume_bytes(path: Path) -> int:
     """Returns the size of the volume of a path, which need not exist yet; 0 if it is unknown."""
-    for place in (path.absolute(), *path.absolute().parents):
+    for folder in (path.absolute(), *path.absolute().parents):
         with suppress(OSError):
-            return shutil.disk_usage(place).total
+            return shutil.disk_usage(folder).total
     return 0
 
 

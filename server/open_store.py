@@ -4,11 +4,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from histospec.server.errors import ConfigError, StoreError
-from histospec.server.failures import reason
+from histospec.server.errors import ConfigError, StoreError, reason
 from histospec.server.machine import volume_bytes
-from histospec.server.security.small_files import read_text
-from histospec.server.security.watched import Watched
+from histospec.server.security.watched_files import Watched, read_text
 from histospec.server.settings.config import StoreConfig
 from histospec.server.stores.interface import Reader, Store
 from histospec.server.stores.opening import Opened, Progress

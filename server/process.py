@@ -174,7 +174,7 @@ def _open_streams() -> None:
     """Opens descriptors 0, 1 and 2 if they are closed: otherwise the next file opened would receive the output."""
     for number in (0, 1, 2):
         if not _is_open(number):
-            # Opened the wrong way round, so that reads and writes still fail. Messages on stderr are just lost.
+            # Open in the opposite mode, so that I/O raises EBADF. Messages on stderr are lost.
             os.open(os.devnull, os.O_RDONLY if number == 1 else os.O_WRONLY)
     if sys.stderr is None:
         sys.stderr = _text(_Errors(_raw(2)), "utf-8", line_buffering=True)

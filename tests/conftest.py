@@ -1,13 +1,25 @@
 """Fixtures for all tests: `server` and `start_server` give a process, `wire` and `connect` raw connections to it."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
+from tests.support.disks import small_disk
+from tests.support.object_store import ObjectStore
 from tests.support.redis_processes import RedisCluster, RedisProcess, require_redis
 from tests.support.servers import Server, Starter
+from tests.support.waiting import SLOWNESS
 from tests.support.wires import Connector, Wire
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Gives tests more time on a slow machine."""
+    limit = float(config.getoption("timeout") or config.getini("timeout"))
+    for item in items:
+        mark = item.get_closest_marker("timeout")
+        item.add_marker(pytest.mark.timeout((mark.args[0] if mark else limit) * SLOWNESS), append=False)
 
 
 @pytest.fixture(scope="session")
@@ -39,6 +51,41 @@ def redis_cluster(_redis_cluster: RedisCluster) -> RedisCluster:
     for node in _redis_cluster.nodes:
         node.client.flushall()
     return _redis_cluster
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A folder on a file system of 2 MiB."""
+    with small_disk(tmp_path / "disk") as folder:
+        yield folder
+
+
+@pytest.fixture
+def start_redis(tmp_path: Path) -> Iterator[Callable[..., RedisProcess]]:
+    """start_redis(*options, password=None): a Redis server that the test may stop, and that ends with it."""
+    require_redis()
+    with ExitStack() as stack:
+
+        def start(*options: str, folder: Path = tmp_path, password: str | None = None) -> RedisProcess:
+            redis = RedisProcess(folder / "redis", *options, password=password)
+            stack.callback(redis.kill)
+            return redis
+
+        yield start
+
+
+@pytest.fixture
+def own_redis(start_redis: Callable[..., RedisProcess]) -> RedisProcess:
+    """A Redis server that the test may stop."""
+    return start_redis()
+
+
+@pytest.fixture(scope="module")
+def object_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStore]:
+    pytest.importorskip("obstore", reason="needs histospec[backup]")
+    store = ObjectStore(tmp_path_factory.mktemp("seaweedfs"))
+    yield store
+    store.kill()
 
 
 @pytest.fixture

@@ -81,86 +81,62 @@ void ingest(Engine& engine, const py::str& name, py::handle prompt, const py::se
   engine.ingest(namespace_, head.span(), views, id, arrival);
 }
 
-// int32 arrays with one count per session, or None.
-struct Counts {
-  std::optional<py::object> verified, model_drafted, model_accepted;
-};
-
-histospec::StepResult run_step(Engine& engine, py::handle sessions, py::handle new_tokens, py::handle new_offsets,
-                               const std::optional<py::object>& positions, int max_tokens, float verify_cost,
-                               std::optional<std::int64_t> most_tokens, const Counts& counts) {
-  const auto ids = array_of<std::int64_t>("sessions", sessions);
-  const auto tokens = array_of<std::int32_t>("new_tokens", new_tokens);
-  const auto offsets = array_of<std::int64_t>("new_offsets", new_offsets);
-  std::optional<histospec::bindings::Array<std::int64_t>> given;
-  if (positions) given = array_of<std::int64_t>("positions", *positions);
-  const auto places = given ? given->span() : std::span<const std::int64_t>();
-  const auto counts_of = [](const char* field, const std::optional<py::object>& value) {
-    return value ? array_of<std::int32_t>(field, *value) : histospec::bindings::Array<std::int32_t>();
-  };
-  const auto verified = counts_of("verified", counts.verified);
-  const auto model_drafted = counts_of("model_drafted", counts.model_drafted);
-  const auto model_accepted = counts_of("model_accepted", counts.model_accepted);
-  histospec::StepResult result;
-  py::gil_scoped_release release;
-  engine.step({ids.span(),
-               tokens.span(),
-               offsets.span(),
-               places,
-               max_tokens,
-               verify_cost,
-               most_tokens,
-               {verified.span(), model_drafted.span(), model_accepted.span()}},
-              result);
-  return result;
+// An optional array: None is an empty span.
+template <typename T>
+histospec::bindings::Array<T> array_or_none(const char* field, const std::optional<py::object>& value) {
+  return value ? array_of<T>(field, *value) : histospec::bindings::Array<T>();
 }
 
 py::tuple step(Engine& engine, py::handle sessions, py::handle new_tokens, py::handle new_offsets, int max_tokens,
-               float verify_cost, const std::optional<py::object>& positions, const std::optional<py::object>& verified,
-               const std::optional<py::object>& model_drafted, const std::optional<py::object>& model_accepted) {
-  auto result = run_step(engine, sessions, new_tokens, new_offsets, positions, max_tokens, verify_cost, {},
-                         {verified, model_drafted, model_accepted});
-  return py::make_tuple(histospec::bindings::to_numpy(std::move(result.tokens)),
-                        histospec::bindings::to_numpy(std::move(result.offsets)),
-                        histospec::bindings::to_numpy(std::move(result.probabilities)));
-}
-
-py::tuple try_step(Engine& engine, py::handle sessions, py::handle new_tokens, py::handle new_offsets,
-                   const py::object& positions, std::int64_t most_tokens, int max_tokens, float verify_cost,
-                   const std::optional<py::object>& verified, const std::optional<py::object>& model_drafted,
-                   const std::optional<py::object>& model_accepted) {
-  auto result = run_step(engine, sessions, new_tokens, new_offsets, positions, max_tokens, verify_cost, most_tokens,
-                         {verified, model_drafted, model_accepted});
+               float verify_cost, const std::optional<py::object>& positions, std::optional<std::int64_t> most_tokens,
+               const std::optional<py::object>& verified, const std::optional<py::object>& model_drafted,
+               const std::optional<py::object>& model_accepted) {
+  const auto ids = array_of<std::int64_t>("sessions", sessions);
+  const auto tokens = array_of<std::int32_t>("new_tokens", new_tokens);
+  const auto offsets = array_of<std::int64_t>("new_offsets", new_offsets);
+  const auto at = array_or_none<std::int64_t>("positions", positions);
+  const auto server = array_or_none<std::int32_t>("verified", verified);
+  const auto model = array_or_none<std::int32_t>("model_drafted", model_drafted);
+  const auto accepted = array_or_none<std::int32_t>("model_accepted", model_accepted);
+  const histospec::StepRequest request = {
+      ids.span(), tokens.span(), offsets.span(), at.span(),
+      max_tokens, verify_cost,   most_tokens,    {server.span(), model.span(), accepted.span()}};
+  histospec::StepResult result;
+  without_gil([&] { engine.step(request, result); });
+  const auto drafts = py::make_tuple(histospec::bindings::to_numpy(std::move(result.tokens)),
+                                     histospec::bindings::to_numpy(std::move(result.offsets)),
+                                     histospec::bindings::to_numpy(std::move(result.probabilities)));
+  if (!most_tokens) return drafts;
   std::vector<std::uint8_t> outcomes(result.outcomes.size());
   std::ranges::transform(result.outcomes, outcomes.begin(),
                          [](auto outcome) { return static_cast<std::uint8_t>(outcome); });
-  return py::make_tuple(histospec::bindings::to_numpy(std::move(result.tokens)),
-                        histospec::bindings::to_numpy(std::move(result.offsets)),
-                        histospec::bindings::to_numpy(std::move(result.probabilities)),
-                        histospec::bindings::to_numpy(std::move(outcomes)));
+  return drafts + py::make_tuple(histospec::bindings::to_numpy(std::move(outcomes)));
 }
 
-std::vector<histospec::Response> responses_of(const Engine& engine, const std::string& name, py::handle prompt,
-                                              const std::optional<std::string>& problem) {
+py::tuple open_session(Engine& engine, const py::str& name, py::handle prompt,
+                       const std::optional<std::string>& problem, const std::optional<py::object>& generated,
+                       py::handle seed) {
   const Tokens head = tokens_of("prompt", prompt);
-  const std::string id = id_of(problem);
-  return without_gil([&] { return engine.history(name, head.span(), id); });
+  const Tokens tokens = generated ? tokens_of("generated", *generated) : Tokens();
+  const std::string id = id_of(problem), namespace_ = name;
+  const std::optional<std::int64_t> its_seed = int_or_none("seed", seed);
+  const auto [session, prompt_length, known] =
+      without_gil([&] { return engine.open(namespace_, head.span(), id, tokens.span(), its_seed); });
+  return py::make_tuple(session, prompt_length, known);
+}
+
+py::object open(Engine& engine, const py::str& name, py::handle prompt, const std::optional<std::string>& problem,
+                const std::optional<py::object>& generated, py::handle seed) {
+  return open_session(engine, name, prompt, problem, generated, seed)[0];
 }
 
 py::list history(const Engine& engine, const std::string& name, py::handle prompt,
                  const std::optional<std::string>& problem) {
+  const Tokens head = tokens_of("prompt", prompt);
+  const std::string id = id_of(problem);
   py::list out;
-  for (auto& r : responses_of(engine, name, prompt, problem))
+  for (auto& r : without_gil([&] { return engine.history(name, head.span(), id); }))
     out.append(py::make_tuple(histospec::bindings::to_numpy(std::move(r.tokens)), r.epoch));
-  return out;
-}
-
-py::list alternatives(const Engine& engine, const std::string& name, py::handle prompt,
-                      const std::optional<std::string>& problem) {
-  py::list out;
-  for (const auto& r : responses_of(engine, name, prompt, problem)) {
-    out.append(py::bytes(reinterpret_cast<const char*>(r.alternatives.data()), r.alternatives.size()));
-  }
   return out;
 }
 
@@ -297,35 +273,23 @@ PYBIND11_MODULE(_core, m) {
       .def("ingest", &ingest, "namespace"_a, "prompt"_a, "responses"_a, "epoch"_a = 0, "rewards"_a = py::none(),
            py::kw_only(), "problem"_a = py::none(), "generated"_a = py::none(), "seeds"_a = py::none(),
            "epochs"_a = py::none(), "stored"_a = false, "ahead"_a = false, "alternatives"_a = py::none())
-      .def(
-          "open",
-          [](Engine& engine, const py::str& name, py::handle prompt, const std::optional<std::string>& problem,
-             const std::optional<py::object>& generated, py::handle seed) {
-            const Tokens head = tokens_of("prompt", prompt);
-            const Tokens tokens = generated ? tokens_of("generated", *generated) : Tokens();
-            const std::string id = id_of(problem), namespace_ = name;
-            const std::optional<std::int64_t> its_seed = int_or_none("seed", seed);
-            py::gil_scoped_release release;
-            return engine.open(namespace_, head.span(), id, tokens.span(), its_seed);
-          },
-          "namespace"_a, "prompt"_a, py::kw_only(), "problem"_a = py::none(), "generated"_a = py::none(),
-          "seed"_a = py::none())
+      .def("open", &open, "namespace"_a, "prompt"_a, py::kw_only(), "problem"_a = py::none(),
+           "generated"_a = py::none(), "seed"_a = py::none())
+      .def("open_session", &open_session, "namespace"_a, "prompt"_a, py::kw_only(), "problem"_a = py::none(),
+           "generated"_a = py::none(), "seed"_a = py::none())
       .def("step", &step, "sessions"_a, "new_tokens"_a, "new_offsets"_a, "max_tokens"_a = 16, "verify_cost"_a = 0.05f,
-           py::kw_only(), "positions"_a = py::none(), "verified"_a = py::none(), "model_drafted"_a = py::none(),
-           "model_accepted"_a = py::none())
-      .def("try_step", &try_step, "sessions"_a, "new_tokens"_a, "new_offsets"_a, py::kw_only(), "positions"_a,
-           "most_tokens"_a, "max_tokens"_a = 16, "verify_cost"_a = 0.05f, "verified"_a = py::none(),
+           py::kw_only(), "positions"_a = py::none(), "most_tokens"_a = py::none(), "verified"_a = py::none(),
            "model_drafted"_a = py::none(), "model_accepted"_a = py::none())
       .def(
           "close",
           [](Engine& engine, histospec::SessionId session, bool commit, std::optional<std::int64_t> epoch,
-             py::handle alternatives) {
+             py::handle alternatives, std::optional<std::size_t> expected_length) {
             const auto packed = bytes_of("alternatives", alternatives);
-            const py::gil_scoped_release release;
-            engine.close(session, commit, epoch, packed);
+            auto said = without_gil([&] { return engine.close(session, commit, epoch, packed, expected_length); });
+            return said ? py::object(histospec::bindings::to_numpy(std::move(*said))) : py::none();
           },
-          "session"_a, "commit"_a = true, py::kw_only(), "epoch"_a = py::none(), "alternatives"_a = py::none())
-      .def("prompt_length", &Engine::prompt_length, "session"_a, released)
+          "session"_a, "commit"_a = true, py::kw_only(), "epoch"_a = py::none(), "alternatives"_a = py::none(),
+          "expected_length"_a = py::none())
       .def(
           "lengths",
           [](const Engine& engine, py::handle sessions) {
@@ -340,7 +304,6 @@ PYBIND11_MODULE(_core, m) {
           },
           "session"_a)
       .def("history", &history, "namespace"_a, "prompt"_a, py::kw_only(), "problem"_a = py::none())
-      .def("alternatives", &alternatives, "namespace"_a, "prompt"_a, py::kw_only(), "problem"_a = py::none())
       .def(
           "predict_length",
           [](const Engine& engine, const std::string& name, py::handle prompt, std::int64_t generated,
@@ -363,7 +326,6 @@ PYBIND11_MODULE(_core, m) {
           },
           "namespace"_a, "prompt"_a, py::kw_only(), "problem"_a = py::none())
       .def("shared_prompts", &shared_prompts, "namespace"_a, "most"_a = 64)
-      .def("newest_epoch", &Engine::newest_epoch, "namespace"_a, released)
       .def(
           "estimator_state",
           [](const Engine& engine, const std::string& name) {
@@ -385,7 +347,7 @@ PYBIND11_MODULE(_core, m) {
       .def("wait_until_built", &Engine::wait_until_built, released)
       .def("memory_bytes", &Engine::memory_bytes, released)
       .def("memory_budget", &Engine::memory_budget)
-      .def("running_bytes", &Engine::running_bytes, released)
+      .def("running_bytes", &Engine::running_bytes)
       .def("stats", &stats)
       .def("lock_times", &lock_times)
       .def("counters", &counters)

@@ -9,7 +9,7 @@ and `step` never waits while the engine builds an index.
 """
 
 from collections.abc import Sequence
-from typing import TypeAlias, TypedDict
+from typing import TypeAlias, TypedDict, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -18,11 +18,11 @@ _Tokens: TypeAlias = npt.NDArray[np.int32] | list[int] | tuple[int, ...]
 _Mask: TypeAlias = npt.NDArray[np.bool_] | npt.NDArray[np.uint8]
 
 STEPPED: int
-"""Outcome of `Engine.try_step`: the session stepped."""
+"""Outcome of `Engine.step`: the session stepped."""
 UNKNOWN: int
-"""Outcome of `Engine.try_step`: the session is not open, or has fewer tokens than its position says."""
+"""Outcome of `Engine.step`: the session is not open, or has fewer tokens than its position says."""
 TOO_LONG: int
-"""Outcome of `Engine.try_step`: the session would have more than `most_tokens` tokens."""
+"""Outcome of `Engine.step`: the session would have more than `most_tokens` tokens."""
 COUNTERS: tuple[tuple[str, str, str, str, str], ...]
 """The counters of a namespace: (name, family, label, value, help) of each.
 
@@ -52,6 +52,7 @@ class _NamespaceStats(TypedDict):
     evicted_by_memory: int
     evicted_by_epochs: int
     evicted_by_responses: int
+    index_failures: int
     problems: int
     sessions: int
     history_responses: int
@@ -183,6 +184,50 @@ class Engine:
                 seed is not a 64-bit integer. The message names the argument.
         """
 
+    def open_session(
+        self,
+        namespace: str,
+        prompt: _Tokens,
+        *,
+        problem: str | None = None,
+        generated: _Tokens | None = None,
+        seed: int | None = None,
+    ) -> tuple[int, int, bool]:
+        """As `open`, and says more about the session's problem.
+
+        Args:
+            namespace: as for `open`.
+            prompt: as for `open`.
+            problem: as for `open`.
+            generated: as for `open`.
+            seed: as for `open`.
+
+        Returns:
+            session: its id.
+            prompt_length: how many tokens of the prompt identify the problem: all of them, or fewer in a later turn of
+                a problem without an explicit id.
+            known: whether the index holds finished responses of the problem.
+
+        Raises:
+            ValueError: as for `open`.
+        """
+
+    @overload
+    def step(
+        self,
+        sessions: npt.NDArray[np.int64],
+        new_tokens: npt.NDArray[np.int32],
+        new_offsets: npt.NDArray[np.int64],
+        max_tokens: int = 16,
+        verify_cost: float = 0.05,
+        *,
+        positions: npt.NDArray[np.int64],
+        most_tokens: int,
+        verified: npt.NDArray[np.int32] | None = None,
+        model_drafted: npt.NDArray[np.int32] | None = None,
+        model_accepted: npt.NDArray[np.int32] | None = None,
+    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64], npt.NDArray[np.float32], npt.NDArray[np.uint8]]: ...
+    @overload
     def step(
         self,
         sessions: npt.NDArray[np.int64],
@@ -192,6 +237,7 @@ class Engine:
         verify_cost: float = 0.05,
         *,
         positions: npt.NDArray[np.int64] | None = None,
+        most_tokens: None = None,
         verified: npt.NDArray[np.int32] | None = None,
         model_drafted: npt.NDArray[np.int32] | None = None,
         model_accepted: npt.NDArray[np.int32] | None = None,
@@ -219,6 +265,8 @@ class Engine:
                 ends where its survival, the product of its probabilities so far, no longer pays for this cost.
             positions: int64[B], how many tokens each session had generated before these. The engine skips tokens that
                 the session has already, so a step whose answer was lost may be sent again. None: all tokens are new.
+            most_tokens: how many tokens a session may have generated after this step. If given, the engine leaves out
+                sessions that cannot step instead of raising, and steps the others. It needs `positions`.
             verified: int32[B], for a worker with a drafter of its own: how many tokens of the session's last draft,
                 from its first on, the worker verified together with the new tokens, at most 1,024. None: the worker
                 verified every draft in full. A session without new tokens reports nothing.
@@ -227,10 +275,12 @@ class Engine:
             model_accepted: int32[B], how many of these the worker accepted. Needs `verified` and `model_drafted`.
 
         Returns:
-            tokens: int32[D], flat. The draft of session b is `tokens[offsets[b]:offsets[b + 1]]`.
+            tokens: int32[D], flat. The draft of session b is `tokens[offsets[b]:offsets[b + 1]]`, which is empty for a
+                session that is left out.
             offsets: int64[B + 1], ascending from 0 to D.
             probs: float32[D], in (0, 1): probability that the token is accepted, given that all tokens before it in its
                 draft were.
+            outcomes: uint8[B], only with `most_tokens`: `STEPPED`, `UNKNOWN` or `TOO_LONG` for each session.
 
         Raises:
             KeyError: a session is not open.
@@ -239,47 +289,15 @@ class Engine:
                 max_tokens or verify_cost is out of range. The message names the argument.
         """
 
-    def try_step(
-        self,
-        sessions: npt.NDArray[np.int64],
-        new_tokens: npt.NDArray[np.int32],
-        new_offsets: npt.NDArray[np.int64],
-        *,
-        positions: npt.NDArray[np.int64],
-        most_tokens: int,
-        max_tokens: int = 16,
-        verify_cost: float = 0.05,
-        verified: npt.NDArray[np.int32] | None = None,
-        model_drafted: npt.NDArray[np.int32] | None = None,
-        model_accepted: npt.NDArray[np.int32] | None = None,
-    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64], npt.NDArray[np.float32], npt.NDArray[np.uint8]]:
-        """As `step`, but leaves out sessions that cannot step instead of raising, and steps the others.
-
-        Args:
-            sessions: as for `step`.
-            new_tokens: as for `step`.
-            new_offsets: as for `step`.
-            positions: as for `step`.
-            most_tokens: how many tokens a session may have generated after this step.
-            max_tokens: as for `step`.
-            verify_cost: as for `step`.
-            verified: as for `step`.
-            model_drafted: as for `step`.
-            model_accepted: as for `step`.
-
-        Returns:
-            tokens: as for `step`. A session that is left out has an empty draft.
-            offsets: as for `step`.
-            probs: as for `step`.
-            outcomes: uint8[B], `STEPPED`, `UNKNOWN` or `TOO_LONG` for each session.
-
-        Raises:
-            ValueError: as for `step`.
-        """
-
     def close(
-        self, session: int, commit: bool = True, *, epoch: int | None = None, alternatives: bytes | None = None
-    ) -> None:
+        self,
+        session: int,
+        commit: bool = True,
+        *,
+        epoch: int | None = None,
+        alternatives: bytes | None = None,
+        expected_length: int | None = None,
+    ) -> npt.NDArray[np.int32] | None:
         """Ends a session. With `commit`, the tokens that it generated join the history of its problem at once.
 
         Args:
@@ -287,19 +305,16 @@ class Engine:
             commit: whether its response joins the history.
             epoch: version of the policy that sampled it; None: the newest epoch of the namespace.
             alternatives: the most probable other tokens at its places, as in `ingest`.
+            expected_length: how many tokens the session should have generated. If it has another number of them, it
+                ends without a commit.
+
+        Returns:
+            The generated tokens, int32[n], if their number is `expected_length`. Otherwise None, also for a session
+            that is not open.
 
         Raises:
-            KeyError: the session is not open.
+            KeyError: the session is not open, and no length was expected.
             ValueError: the alternatives do not fit the response, which stays open.
-        """
-
-    def prompt_length(self, session: int) -> int:
-        """Returns how many tokens of the session's prompt identify its problem.
-
-        These are all of them, or fewer in a later turn of a problem without an explicit id.
-
-        Raises:
-            KeyError: the session is not open.
         """
 
     def lengths(self, sessions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
@@ -317,13 +332,6 @@ class Engine:
 
         Raises:
             KeyError: the session is not open.
-        """
-
-    def alternatives(self, namespace: str, prompt: _Tokens, *, problem: str | None = None) -> list[bytes]:
-        """Returns the alternatives of each response of `history`, in the same order; empty for a response without.
-
-        Raises:
-            ValueError: as `history`.
         """
 
     def history(
@@ -404,9 +412,6 @@ class Engine:
             namespaces: for each namespace that knows at least one of them, how many it knows.
         """
 
-    def newest_epoch(self, namespace: str) -> int:
-        """Returns the newest epoch of the responses of a namespace; 0 if the engine does not know the namespace."""
-
     def estimator_state(self, namespace: str) -> bytes:
         """Returns what the drafter of a namespace has learned, about 130 KB; empty if it has learned nothing yet."""
 
@@ -472,6 +477,7 @@ class Engine:
         - `undrafted_tokens`: generated tokens for whose step the worker asked for no draft; each took a step of its own
         - `evicted_by_memory`, `evicted_by_epochs`, `evicted_by_responses`: responses that left the index because of the
           memory budget, the window of epochs, or the window of responses
+        - `index_failures`: times that responses could not be indexed, because memory ran out or they are too long
         - `sources`: draft_tokens and accepted_tokens by the source with the longest match (`history`, `own`,
           `siblings`, `namespace`), by `twin`, or by `model`, the worker's own drafter
         - `ages`: the same numbers of tokens from history, by the age of the response with the longest match: `0`, `1`,

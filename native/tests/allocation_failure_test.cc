@@ -88,6 +88,7 @@ TEST_CASE("Ingesting without memory changes nothing") {
                          [&] { before = stats_of(engine); });
     engine.check_integrity();
   }
+  CHECK(engine.stats().at("run").index_failures > 0);  // of the namespace's index
 }
 
 TEST_CASE("Opening a session without memory changes nothing") {
@@ -113,7 +114,7 @@ TEST_CASE("A session keeps its place in the history when memory runs out") {
   const std::vector<Token> response = random.text(300, 3);
   const std::vector<ResponseView> views = {{{}, response, {}, 1}};
   engine.ingest("run", kPrompt, views);
-  const std::vector<SessionId> ids = {engine.open("run", kPrompt)};
+  const std::vector<SessionId> ids = {engine.open("run", kPrompt).id};
   const std::vector<std::int64_t> offsets = {0, 1};
   for (std::size_t i = 0; i < 250; ++i) {
     const Tokens came = Tokens(response).subspan(i, 1);
@@ -138,7 +139,7 @@ TEST_CASE("A step or close without memory can be sent again") {
   const std::vector<ResponseView> views = {{{}, response, {}, 1}};
   engine.ingest("run", kPrompt, views);
   for (int round = 0; round < 5; ++round) {
-    const std::vector<SessionId> ids = {engine.open("run", kPrompt), engine.open("run", kPrompt, "", {}, 7)};
+    const std::vector<SessionId> ids = {engine.open("run", kPrompt).id, engine.open("run", kPrompt, "", {}, 7).id};
     const std::vector<Token> tokens = random.text(200, 20);
     const std::vector<std::int64_t> offsets = {0, 100, 200}, positions = {0, 0};
     // A step that ran out of memory may have appended to some sessions; positions make sending it again safe.
@@ -183,7 +184,7 @@ TEST_CASE("A step that is sent again after a failure drafts the same") {
   const std::vector<Token> said = random.text(300, 20), came(said.begin(), said.begin() + 50);
   const auto run = [&](bool failing) {
     Engine engine({.namespace_tokens = 0});
-    const std::vector<SessionId> ids = {engine.open("run", kPrompt)};
+    const std::vector<SessionId> ids = {engine.open("run", kPrompt).id};
     const std::vector<ResponseView> views = {{{}, said, {}, 1}};
     engine.ingest("run", kPrompt, views);
     const std::vector<std::int64_t> offsets = {0, 50}, positions = {0};
@@ -210,7 +211,7 @@ TEST_CASE("Closing a long session without memory changes nothing") {
     std::vector<std::vector<Token>> texts(4);
     StepResult result;
     for (auto& text : texts) {
-      ids.push_back(engine.open("run", kPrompt));
+      ids.push_back(engine.open("run", kPrompt).id);
       text = random.text(5000, 400);
       const std::vector<std::int64_t> offsets = {0, 5000};
       engine.step({std::span(ids).last(1), text, offsets, {}, 16, 0.0f}, result);
@@ -236,11 +237,11 @@ TEST_CASE("Closing a long session without memory changes nothing") {
 TEST_CASE("Dropping a namespace without memory keeps the engine intact") {
   Random random(6);
   Engine engine;
-  const SessionId stays = engine.open("run", kPrompt);
+  const SessionId stays = engine.open("run", kPrompt).id;
   const std::vector<Token> text = random.text(9000, 400);
   const std::vector<std::int64_t> offsets = {0, 9000};
   for (int round = 0; round < 3; ++round) {
-    const std::vector<SessionId> ids = {engine.open("run", kPrompt)};
+    const std::vector<SessionId> ids = {engine.open("run", kPrompt).id};
     StepResult result;
     engine.step({ids, text, offsets, {}, 16, 0.0f}, result);
     engine.close(ids[0]);
@@ -270,7 +271,7 @@ TEST_CASE("The engine claims the memory that it holds, and leaks none") {
       }
       engine.ingest("run", prompt, views);
       std::vector<SessionId> ids;
-      for (int i = 0; i < 4; ++i) ids.push_back(engine.open("run", prompt, "", {}, i));
+      for (int i = 0; i < 4; ++i) ids.push_back(engine.open("run", prompt, "", {}, i).id);
       std::vector<Token> tokens = random.text(4000, 500);
       const std::vector<std::int64_t> offsets = {0, 1000, 2000, 3000, 4000};
       StepResult result;

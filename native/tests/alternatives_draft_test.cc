@@ -35,17 +35,18 @@ TEST_CASE("The longest match counts, and of several the newest") {
   const Response longest = response({4, 5, 6, 7}), shorter = response({20, 21, 6, 11}),
                  newest = response({4, 5, 6, 15});
   const auto next_of = [&](std::initializer_list<const Response*> oldest_first) {
-    Segments segments;
+    Segments::List list;
     for (const Response* r : oldest_first) {
       const std::vector<ResponseView> views = {r->view()};
-      segments.push_back(Segment::build(views));
+      list.push_back(Segment::build(views));
     }
+    const Segments segments(list);
     SegmentSource source;
     source.reset(segments, context);
-    const auto match = source.weighed_match();
+    const auto match = source.weighed_match(segments);
     CHECK(match.has_value());
-    CHECK_EQ(match->place.count(), 1);
-    CHECK_EQ(match->place.token(0), match->next + 1);
+    CHECK_EQ(match->others.count(), 1);
+    CHECK_EQ(match->others.token(0), match->next + 1);
     CHECK(std::abs(match->probability() - std::exp(-17.0f / Alternatives::kLevelsPerNat)) < 1e-6f);
     return match->next;
   };
@@ -60,14 +61,14 @@ TEST_CASE("Without a match or without alternatives there is no weighed match") {
   const std::vector<Token> head = {1, 2, 3}, other = {50, 51, 52};
   const Response plain{head, {4, 5, 6, 7}};
   const std::vector<ResponseView> views = {plain.view()};
-  const Segments segments(1, Segment::build(views)), none;
+  const Segments segments({Segment::build(views)}), none;
   SegmentSource source;
   source.reset(segments, std::vector<Token>{1, 2, 3, 4});
-  CHECK_FALSE(source.weighed_match().has_value());
+  CHECK_FALSE(source.weighed_match(segments).has_value());
   source.reset(segments, other);
-  CHECK_FALSE(source.weighed_match().has_value());
+  CHECK_FALSE(source.weighed_match(segments).has_value());
   source.reset(none, head);
-  CHECK_FALSE(source.weighed_match().has_value());
+  CHECK_FALSE(source.weighed_match(none).has_value());
 }
 
 // Four responses say A after their first tokens and four say C, and each says that B was almost as probable. No
@@ -86,7 +87,7 @@ TEST_CASE("An alternative that no response took is drafted if the noise takes it
   const Response a = saying(kA, kC), c = saying(kC, kA);
   const std::vector<ResponseView> views = {a.view(), c.view(), a.view(), c.view(),
                                            a.view(), c.view(), a.view(), c.view()};
-  const auto segments = std::make_shared<const Segments>(1, Segment::build(views));
+  const auto segments = std::make_shared<const Segments>(Segments::List{Segment::build(views)});
   const auto nothing = std::make_shared<const Segments>();
   int with_b = 0, others = 0;
   for (std::int64_t seed = 0; seed < 400; ++seed) {
@@ -95,24 +96,27 @@ TEST_CASE("An alternative that no response took is drafted if the noise takes it
     const auto own = live.open(head);
     const std::vector<Token> before = {4, 5, 6};
     live.append(own, before);
-    PlaceCounter places;
+    NoiseCounter noise;
     for (const bool seeded : {false, true}) {
       DraftContext context;
       for (Token token : head) context.tail.push(token);
       for (Token token : before) context.tail.push(token);
       context.generated = 3;
+      context.newest = 2;
       context.history_source.reset(*segments, context.tail.tokens());
       context.namespace_source.reset(*nothing, context.tail.tokens());
       if (seeded) {
         for (const auto& part : {head, before}) {
-          for (Token token : part) places.push(token);
+          for (Token token : part) noise.push(token);
         }
-        context.places.start(seed, places);
+        context.noise.start(seed, noise);
       }
       const Estimator estimator;
       Draft draft;
-      histospec::draft(context, LiveSource(live, own), estimator, {}, {1, 0.0f}, draft);
+      histospec::draft(context, {*segments, *nothing, LiveSource(live, own)}, estimator, {}, {1, 0.0f}, draft);
       CHECK_EQ(draft.tokens.size(), 1);
+      CHECK_EQ(draft.origins[0].source, kHistory);
+      CHECK_EQ(draft.origins[0].age, 2);  // also of an alternative: that of the response that has it
       if (!seeded) {
         CHECK(draft.tokens[0] != kB);
         continue;

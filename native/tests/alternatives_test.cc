@@ -31,9 +31,9 @@ struct Kept {
 Kept read(Alternatives place) {
   Kept kept;
   if (place.count() == 0) return kept;
-  kept.sampled = static_cast<int>(std::lround(-place.sampled() * Alternatives::kLevelsPerNat));
+  kept.sampled = static_cast<int>(std::lround(-std::log(place.sampled_probability()) * Alternatives::kLevelsPerNat));
   for (int i = 0; i < place.count(); ++i) {
-    const double level = -place.log_probability(i) * Alternatives::kLevelsPerNat;
+    const double level = -std::log(place.probability(i)) * Alternatives::kLevelsPerNat;
     kept.others.push_back({place.token(i), static_cast<int>(std::lround(level))});
   }
   return kept;
@@ -114,7 +114,7 @@ int check_lookups(const Segment& segment, const std::vector<Written>& all) {
       const std::vector<Token> context = context_of(w.response, i);
       if (context.size() < kMaxOrder || contexts[context] > 1) continue;
       std::optional<Kept> found;
-      const Place place = segment.find(context);
+      const RowGap place = segment.find(context);
       if (place.depth() == kMaxOrder) found = read(segment.alternatives(place.nearest_row()));
       CHECK(found.has_value());
       if (found) CHECK_EQ(*found == (w.places.empty() ? Kept() : w.places[i]), true);

@@ -18,7 +18,7 @@ struct Scene {
     const std::size_t alphabet = random.between(2, 12);
     const std::vector<Token> prompt = random.text(random.between(1, 40), alphabet);
     for (auto* part : {&history, &namespace_history}) {
-      Segments segments;
+      Segments::List segments;
       for (std::size_t n = random.below(3); n > 0; --n) {
         const std::vector<Token> text = random.text(random.below(300), alphabet);
         const std::vector<ResponseView> views = {{prompt, text, {}, 0}};
@@ -35,18 +35,19 @@ struct Scene {
       twin = generated;
       for (Token& token : twin) token = random.one_in(6) ? 500 : token;
       for (std::size_t n = random.below(30); n > 0; --n) twin.push_back(static_cast<Token>(random.below(alphabet)));
-      context.twin = twin;
     }
-    for (Token token : generated) context.push(token);
+    for (Token token : generated) context.push(token, twin);
     context.history_source.reset(*history, context.tail.tokens());
     context.namespace_source.reset(*namespace_history, context.tail.tokens());
     for (Token token = 0; token < static_cast<Token>(alphabet); ++token) tokens.insert(token);
   }
 
+  DraftSources sources() const { return {*history, *namespace_history, LiveSource(live, own), twin}; }
+
   Draft draft(int max_tokens, float verify_cost) {
     DraftContext ahead = context;
     Draft out;
-    histospec::draft(ahead, LiveSource(live, own), estimator, trust, {max_tokens, verify_cost}, out);
+    histospec::draft(ahead, sources(), estimator, trust, {max_tokens, verify_cost}, out);
     CHECK_EQ(ahead.generated, context.generated + std::ssize(out.tokens));
     const Tokens tail = ahead.tail.tokens();
     const std::size_t seen = std::min(tail.size(), out.tokens.size());
@@ -109,8 +110,7 @@ TEST_CASE("A twin is followed again where its text continues the session") {
   std::iota(twin.begin(), twin.end(), 1000);
   const auto after = [&](const std::vector<Token>& said) {
     DraftContext context;
-    context.twin = twin;
-    for (Token token : said) context.push(token);
+    for (Token token : said) context.push(token, twin);
     return context;
   };
   const auto text = [&](std::size_t first, std::size_t last) { return std::vector(&twin[first], &twin[last]); };
@@ -120,32 +120,32 @@ TEST_CASE("A twin is followed again where its text continues the session") {
     return a;
   };
   const DraftContext faithful = after(text(0, 50));
-  CHECK(*faithful.next_of_twin() == 1050);
+  CHECK(*faithful.next_of(twin) == 1050);
   CHECK(faithful.agreement.faithful);
   CHECK(faithful.agreement.streak == 50);
   const DraftContext replaced = after(joined(text(0, 50), {1, 2, 3}, text(53, 60)));
-  CHECK(*replaced.next_of_twin() == 1060);
+  CHECK(*replaced.next_of(twin) == 1060);
   CHECK(!replaced.agreement.faithful);
   CHECK(!replaced.agreement.shifted);
   CHECK_EQ(replaced.agreement.streak, 7);
   const DraftContext inserted = after(joined(text(0, 50), {1, 2, 3}, text(50, 60)));
-  CHECK(*inserted.next_of_twin() == 1060);
+  CHECK(*inserted.next_of(twin) == 1060);
   CHECK(inserted.agreement.shifted);
   CHECK_EQ(inserted.agreement.streak, 10);
   const DraftContext left_out = after(joined(text(0, 50), {}, text(90, 100)));
-  CHECK(*left_out.next_of_twin() == 1100);
+  CHECK(*left_out.next_of(twin) == 1100);
   CHECK(left_out.agreement.shifted);
   const DraftContext returned = after(joined(joined(text(0, 50), {1, 2, 3}, text(50, 60)), {4}, text(64, 70)));
-  CHECK(*returned.next_of_twin() == 1070);
+  CHECK(*returned.next_of(twin) == 1070);
   CHECK(!returned.agreement.shifted);
   const DraftContext too_far = after(joined(text(0, 50), {}, text(130, 140)));
-  CHECK(*too_far.next_of_twin() == 1060);
+  CHECK(*too_far.next_of(twin) == 1060);
   CHECK(too_far.agreement.streak == 0);
   const DraftContext too_short = after(joined(text(0, 50), {1}, text(50, 53)));
-  CHECK(*too_short.next_of_twin() == 1054);
+  CHECK(*too_short.next_of(twin) == 1054);
   CHECK(too_short.agreement.streak == 0);
   const DraftContext past_the_end = after(joined(text(0, 200), {1, 2}, {}));
-  CHECK(past_the_end.next_of_twin() == nullptr);
+  CHECK(past_the_end.next_of(twin) == nullptr);
 }
 
 TEST_CASE("A followed twin is drafted alone, or if it is more probable than the evidence") {
@@ -161,8 +161,8 @@ TEST_CASE("A followed twin is drafted alone, or if it is more probable than the 
       const bool from_twin = draft.origins[i].source == kTwin;
       const float probability = draft.probabilities[i];
       CHECK((from_twin || estimated));
-      if (from_twin) CHECK_EQ(draft.tokens[i], *ahead.next_of_twin());
-      ahead.push(draft.tokens[i]);
+      if (from_twin) CHECK_EQ(draft.tokens[i], *ahead.next_of(scene.twin));
+      ahead.push(draft.tokens[i], scene.twin);
       if (from_twin && estimated) CHECK(probability >= prediction->probabilities[prediction->best]);
       if (!from_twin) CHECK_EQ(draft.tokens[i], prediction->token());
       alone += !estimated;
@@ -187,6 +187,8 @@ TEST_CASE("A higher cost or a lower limit shortens a draft, and changes nothing 
     for (float cost : {0.0f, 0.001f, 0.02f, 0.1f, 0.3f, 1.0f}) {
       const Draft draft = scene.draft(30, cost);
       CHECK(draft.tokens.size() <= last);
+      float survival = 1;
+      for (float probability : draft.probabilities) CHECK((survival *= probability) >= cost);  // it pays for itself
       shorter += draft.tokens.size() < last;
       last = draft.tokens.size();
       CHECK(std::ranges::equal(draft.tokens, Tokens(longest.tokens).first(last)));
@@ -205,11 +207,11 @@ TEST_CASE("A draft that is used again is overwritten") {
   Draft draft = scene.draft(20, 0.0f);
   DraftContext ahead = scene.context;
   const Draft before = draft;
-  histospec::draft(ahead, LiveSource(scene.live, scene.own), scene.estimator, scene.trust, {20, 0.0f}, draft);
+  histospec::draft(ahead, scene.sources(), scene.estimator, scene.trust, {20, 0.0f}, draft);
   CHECK_EQ(draft.tokens, before.tokens);
   CHECK_EQ(draft.predictions.size(), before.predictions.size());
   ahead = scene.context;
-  histospec::draft(ahead, LiveSource(scene.live, scene.own), scene.estimator, scene.trust, {0, 0.0f}, draft);
+  histospec::draft(ahead, scene.sources(), scene.estimator, scene.trust, {0, 0.0f}, draft);
   CHECK(draft.tokens.empty());
   CHECK(draft.probabilities.empty());
   CHECK(draft.predictions.empty());

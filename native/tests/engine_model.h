@@ -234,11 +234,13 @@ class EngineModel {
 
   void open(const Chosen& c, const std::vector<Token>& generated) {
     const Seed seed = choose_seed();
-    const SessionId id = engine_.open(name_of(c.namespace_), c.prompt, c.id, generated, seed);
+    const auto [id, prompt_length, known] = engine_.open(name_of(c.namespace_), c.prompt, c.id, generated, seed);
     MODEL_CHECK(!sessions_.contains(id));
+    MODEL_CHECK_EQ(prompt_length, c.prompt.size());
     NamespaceModel& namespace_ = namespaces_[c.namespace_];
     Problem& problem = namespace_.problems[c.key];
-    ++(problem.history().empty() ? namespace_.counters.lookups_miss : namespace_.counters.lookups_hit);
+    if (limits_.ample) MODEL_CHECK_EQ(known, !problem.history().empty());
+    ++(known ? namespace_.counters.lookups_hit : namespace_.counters.lookups_miss);
     if (seed) {
       ++(problem.has_twin({*seed, c.prompt.size()}) ? namespace_.counters.twins_hit : namespace_.counters.twins_miss);
     }
@@ -360,10 +362,16 @@ class EngineModel {
     const SessionId id = which->first;
     const Session session = which->second;
     NamespaceModel& namespace_ = namespaces_[session.namespace_];
-    const bool commit = !bytes_.one_in(3);
+    bool commit = !bytes_.one_in(3);
     std::optional<std::int64_t> epoch;
     if (bytes_.one_in(2)) epoch = static_cast<std::int64_t>(bytes_.below(8));
-    engine_.close(id, commit, epoch);
+    // Every third close expects the right length, and every third a wrong one, which does not commit.
+    std::optional<std::size_t> expected;
+    if (id % 3 > 0) expected = session.generated.size() + static_cast<std::size_t>(id % 3 - 1);
+    const std::optional<std::vector<Token>> said = engine_.close(id, commit, epoch, {}, expected);
+    MODEL_CHECK_EQ(said.has_value(), id % 3 == 1);
+    if (said) MODEL_CHECK_EQ(*said, session.generated);
+    commit = commit && id % 3 < 2;
     sessions_.erase(id);
     Problem& problem = namespace_.problems.at(session.key);
     problem.sessions.erase(id);
@@ -375,6 +383,7 @@ class EngineModel {
       if (session.seed) problem.seeded.push_back({{*session.seed, session.prompt.size()}, finished.epoch});
     }
     MODEL_CHECK_THROWS(UnknownSession, engine_.close(id));
+    MODEL_CHECK(!engine_.close(id, commit, epoch, {}, session.generated.size()));
     if (problem.sessions.empty() && !problem.waiting.empty()) {
       add_segment(namespace_, problem, std::exchange(problem.waiting, {}));
     }
@@ -483,7 +492,6 @@ class EngineModel {
       MODEL_CHECK_THROWS(UnknownSession, engine_.generated(-5));
       const std::vector<double> quantiles = {0.5, 1.5};
       MODEL_CHECK_THROWS(std::invalid_argument, engine_.predict_length(name, c.prompt, 0, quantiles));
-      engine_.newest_epoch("absent");
       engine_.history("absent", c.prompt);
     }
     MODEL_CHECK(snapshot() == before);
@@ -638,7 +646,7 @@ class EngineModel {
     for (const auto& [name, held] : stats) history += held.history_responses;
     for (const auto& [which, namespace_] : namespaces_) {
       const NamespaceStats& held = stats.at(name_of(which));
-      MODEL_CHECK_EQ(engine_.newest_epoch(name_of(which)), namespace_.counters.newest_epoch);
+      MODEL_CHECK_EQ(held.newest_epoch, namespace_.counters.newest_epoch);
       MODEL_CHECK_EQ(held.history_responses + held.evicted() + namespace_.dropped, namespace_.added);
       SourceStats all;
       for (const SourceStats& source : held.sources) {

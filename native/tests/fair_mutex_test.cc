@@ -1,9 +1,8 @@
-#include "threads/fair_mutex.h"
-
 #include <condition_variable>
 #include <thread>
 #include <vector>
 
+#include "registry/monitor.h"
 #include "test.h"
 
 // The mutex does not tell how many threads wait, and the tests have to know: explicit instantiations may name private

@@ -3,6 +3,8 @@
 #include "draft/noise.h"
 
 #include <bit>
+#include <map>
+#include <utility>
 
 #include "random_text.h"
 #include "test.h"
@@ -10,7 +12,7 @@
 using namespace histospec;
 using testing::Random;
 
-TEST_CASE("The places of a text count the tokens that follow each pair") {
+TEST_CASE("The contexts of a text count the tokens that follow each pair") {
   for (std::uint64_t seed = 0; seed < 50; ++seed) {
     CAPTURE(seed);
     Random random(seed);
@@ -18,9 +20,9 @@ TEST_CASE("The places of a text count the tokens that follow each pair") {
     for (std::size_t n = random.below(200); n > 0; --n) text.push_back(static_cast<Token>(random.below(5)));
     const std::size_t known = random.below(text.size() + 1);
     const auto token = [&](std::size_t i, std::size_t back) { return i < back ? -1 : text[i - back]; };
-    PlaceCounter counter;
+    NoiseCounter counter;
     for (std::size_t i = 0; i < known; ++i) counter.push(text[i]);
-    PlacesAhead ahead;
+    NoiseAhead ahead;
     ahead.start(7, counter);
     for (std::size_t i = known; i <= text.size(); ++i) {
       std::uint32_t times = 0;
@@ -33,10 +35,10 @@ TEST_CASE("The places of a text count the tokens that follow each pair") {
   }
 }
 
-TEST_CASE("The noise of known places") {
+TEST_CASE("The noise of known contexts") {
   struct Known {
     std::int64_t seed;
-    NoisePlace place;
+    NoiseContext context;
     std::array<Token, kMaxCandidates> tokens;
     std::array<std::uint32_t, kMaxCandidates> bits;  // of the noise
   };
@@ -50,7 +52,46 @@ TEST_CASE("The noise of known places") {
   for (const Known& k : known) {
     CAPTURE(k.seed);
     std::array<float, kMaxCandidates> noise;
-    gumbel_noise(k.seed, k.place, k.tokens, noise);
+    gumbel_noise(k.seed, k.context, k.tokens, noise);
     for (std::size_t i = 0; i < noise.size(); ++i) CHECK_EQ(std::bit_cast<std::uint32_t>(noise[i]), k.bits[i]);
   }
+}
+
+TEST_CASE("Counts of pairs are those of a plain map") {
+  for (std::uint64_t seed = 0; seed < 100; ++seed) {
+    CAPTURE(seed);
+    Random random(seed);
+    PairCounts counts;
+    std::map<std::pair<Token, Token>, std::uint32_t> plain;
+    CHECK_EQ(counts.of(1, 2), 0);
+    CHECK_EQ(counts.bytes(), 0);
+    const std::size_t tokens = random.between(1, 300);
+    const auto token = [&] { return static_cast<Token>(random.below(tokens)) - 1; };  // -1: before the text
+    for (int i = 0; i < 3000; ++i) {
+      const Token a = token(), b = token();
+      counts.prefetch(a, b);
+      counts.add(a, b);
+      ++plain[{a, b}];
+      CHECK_EQ(counts.of(a, b), (plain[{a, b}]));
+    }
+    for (const auto& [pair, count] : plain) CHECK_EQ(counts.of(pair.first, pair.second), count);
+    for (int i = 0; i < 300; ++i) {
+      const Token a = token(), b = token();
+      CHECK_EQ(counts.of(a, b), (plain.contains({a, b}) ? plain[{a, b}] : 0));
+    }
+    CHECK(counts.bytes() <= std::max<std::size_t>(2048, 4 * 8 * plain.size()));
+  }
+}
+
+TEST_CASE("Hardly any two pairs of a long text are counted together") {
+  PairCounts counts;
+  constexpr Token kRows = 300, kColumns = 300;
+  for (Token a = 0; a < kRows; ++a) {
+    for (Token b = 0; b < kColumns; ++b) counts.add(a, 1000 * b);
+  }
+  int together = 0;
+  for (Token a = 0; a < kRows; ++a) {
+    for (Token b = 0; b < kColumns; ++b) together += counts.of(a, 1000 * b) != 1;
+  }
+  CHECK(together <= 20);  // 90,000 pairs; of random bits one pair of them would be the same
 }

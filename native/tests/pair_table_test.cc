@@ -11,7 +11,7 @@ using testing::Random;
 
 namespace {
 
-using Model = std::map<std::pair<Token, Token>, PairTable::Place>;
+using Model = std::map<std::pair<Token, Token>, PairTable::ChainIndex>;
 
 void check_same(const PairTable& table, const Model& model) {
   CHECK_EQ(table.size(), model.size());
@@ -44,9 +44,9 @@ TEST_CASE("The table agrees with a std::map") {
     for (std::size_t round = 0; round < rounds; ++round) {
       for (std::size_t i = random.below(random.one_in(10) ? 3000 : 20); i > 0; --i) {
         const Token a = random_token(random, alphabet), b = random_token(random, alphabet);
-        PairTable::Place& place = table(a, b);
+        PairTable::ChainIndex& place = table(a, b);
         CHECK_EQ(place != PairTable::kNone, model.contains({a, b}));
-        model[{a, b}] = place = static_cast<PairTable::Place>(random.between(1, UINT32_MAX));
+        model[{a, b}] = place = static_cast<PairTable::ChainIndex>(random.between(1, UINT32_MAX));
       }
       const std::size_t one_in = random.one_in(20) ? 1 : random.between(2, 50);
       for (auto pair = model.begin(); pair != model.end();) {
@@ -91,7 +91,7 @@ TEST_CASE("Pairs whose hashes begin alike make their page grow, not the director
   for (std::uint64_t n = 0; model.size() < 20000; ++n) {
     const std::uint64_t key = ((std::uint64_t{0xabcdef} << 40) + (n << 18)) * inverse;
     const auto a = static_cast<Token>(key >> 32), b = static_cast<Token>(key & UINT32_MAX);
-    model[{a, b}] = table(a, b) = static_cast<PairTable::Place>(n + 1);
+    model[{a, b}] = table(a, b) = static_cast<PairTable::ChainIndex>(n + 1);
   }
   check_same(table, model);
   CHECK(table.bytes() < 20000 * 100);
@@ -108,14 +108,14 @@ TEST_CASE("An insertion without memory changes nothing") {
     for (long n = 0; !done; ++n) {
       try {
         const allocations::Failure failure(n);
-        table(a, b) = static_cast<PairTable::Place>(i + 1);
+        table(a, b) = static_cast<PairTable::ChainIndex>(i + 1);
         done = true;
       } catch (const std::bad_alloc&) {
         ++failures;
         if (failures % 16 == 0) check_same(table, model);
       }
     }
-    model[{a, b}] = static_cast<PairTable::Place>(i + 1);
+    model[{a, b}] = static_cast<PairTable::ChainIndex>(i + 1);
   }
   check_same(table, model);
   CHECK(failures > 20);
@@ -125,7 +125,7 @@ TEST_CASE("bytes() is what the table allocated") {
   const std::size_t before = allocations::held();
   Random random(2);
   PairTable table;
-  for (PairTable::Place i = 1; i < 100'000; ++i) {
+  for (PairTable::ChainIndex i = 1; i < 100'000; ++i) {
     table(static_cast<Token>(random.below(1 << 20)), static_cast<Token>(random.below(1 << 20))) = i;
   }
   CHECK_EQ(table.bytes(), allocations::held() - before);

@@ -77,7 +77,7 @@ void check_round_trip(const std::vector<Response>& responses, const Segment& seg
 // A row as the reference model sees it: how much of the context stands there, what followed, and where.
 using Seen = std::tuple<int, Token, std::int64_t>;
 
-// The rows nearest to a place, nearest first.
+// The rows nearest to a gap, nearest first.
 struct Near {
   std::vector<Neighbour> above, below;
 
@@ -88,11 +88,11 @@ struct Near {
   }
 };
 
-Near near_to(const Segment& segment, const Place& place, int most) {
+Near near_to(const Segment& segment, const RowGap& gap, int most) {
   Near near;
-  segment.each_near(place, most, [&](const Neighbour& neighbour, int nearness) {
+  segment.each_near(gap, most, [&](const Neighbour& neighbour, int nearness) {
     // Of each side the nearest comes first, of both the one above.
-    const bool above = near.below.empty() && static_cast<int>(near.above.size()) == nearness && place.above > 0;
+    const bool above = near.below.empty() && static_cast<int>(near.above.size()) == nearness && gap.above > 0;
     std::vector<Neighbour>& side = above ? near.above : near.below;
     CHECK_EQ(static_cast<int>(side.size()), nearness);
     side.push_back(neighbour);
@@ -102,11 +102,11 @@ Near near_to(const Segment& segment, const Place& place, int most) {
   return near;
 }
 
-std::vector<Neighbour> neighbours(const Segment& segment, const Place& place) {
-  return near_to(segment, place, Segment::most_near(place)).all();
+std::vector<Neighbour> neighbours(const Segment& segment, const RowGap& gap) {
+  return near_to(segment, gap, Segment::most_near(gap)).all();
 }
 
-// One side of a place: match lengths never grow with the distance.
+// One side of a gap: match lengths never grow with the distance.
 void check_side(std::span<const Neighbour> side, int longest) {
   CHECK_EQ(side.empty(), longest == 0);
   for (std::size_t i = 0; i < side.size(); ++i) {
@@ -117,14 +117,14 @@ void check_side(std::span<const Neighbour> side, int longest) {
 }
 
 // Each listed row exists, with exactly that match length. A side that is not full left nothing out. What a full side
-// left out matches no longer than the last row it lists. So no place left out matches longer than the last rows of the
+// left out matches no longer than the last row it lists. So no gap left out matches longer than the last rows of the
 // full sides.
-void check_context(const std::vector<Response>& responses, const Segment& segment, const Place& place,
+void check_context(const std::vector<Response>& responses, const Segment& segment, const RowGap& gap,
                    const std::vector<Token>& context, int most_rows = Segment::kNear) {
-  const int full = std::min(most_rows, Segment::most_near(place));
-  const Near near = near_to(segment, place, full);
-  check_side(near.above, place.above);
-  check_side(near.below, place.below);
+  const int full = std::min(most_rows, Segment::most_near(gap));
+  const Near near = near_to(segment, gap, full);
+  check_side(near.above, gap.above);
+  check_side(near.below, gap.below);
 
   std::vector<Seen> left_out, listed;
   int depth = 0;
@@ -132,7 +132,7 @@ void check_context(const std::vector<Response>& responses, const Segment& segmen
     left_out.emplace_back(o.length, o.next, std::clamp<std::int64_t>(o.offset, 0, UINT16_MAX));
     depth = std::max(depth, o.length);
   }
-  CHECK_EQ(place.depth(), depth);
+  CHECK_EQ(gap.depth(), depth);
   for (const Neighbour& n : near.all()) {
     listed.emplace_back(n.match_length,
                         n.next_rank == Segment::kSeparator ? testing::kNothing : segment.token(n.next_rank), n.offset);
@@ -190,30 +190,30 @@ TEST_CASE("A segment finds the longest matches of every context") {
 }
 
 // The places are equal up to kMaxOrder tokens, which is what find() reads. With a longer context, extend() knows more:
-// among the rows that match kMaxOrder tokens, its place is nearest to those that match even more.
-TEST_CASE("Extending a place finds the same as looking up the whole context") {
+// among the rows that match kMaxOrder tokens, its gap is nearest to those that match even more.
+TEST_CASE("Extending a gap finds the same as looking up the whole context") {
   for (std::uint64_t seed = 0; seed < 150; ++seed) {
     CAPTURE(seed);
     Random random(seed);
     const auto responses = random_responses(random);
     const auto segment = build(responses);
     std::vector<Token> context;
-    Place place = segment->find({});
+    RowGap gap = segment->find({});
     for (int i = 0; i < 80; ++i) {
       // Mostly what did follow, so that matches grow to their full depth and beyond.
       const auto places = occurrences(responses, context);
       const Token followed = places.empty() ? testing::kNothing : places[random.below(places.size())].next;
       context.push_back(followed == testing::kNothing || random.one_in(20) ? static_cast<Token>(random.below(4))
                                                                            : followed);
-      segment->extend(place, context.back());
-      const Place found = segment->find(context);
-      CHECK_EQ(place.depth(), found.depth());
+      segment->extend(gap, context.back());
+      const RowGap found = segment->find(context);
+      CHECK_EQ(gap.depth(), found.depth());
       if (context.size() <= kMaxOrder) {
-        CHECK_EQ(place.row, found.row);
-        CHECK_EQ(place.above, found.above);
-        CHECK_EQ(place.below, found.below);
+        CHECK_EQ(gap.row, found.row);
+        CHECK_EQ(gap.above, found.above);
+        CHECK_EQ(gap.below, found.below);
       }
-      check_context(responses, *segment, place, context);
+      check_context(responses, *segment, gap, context);
       if (context.size() > kMaxOrder) check_context(responses, *segment, found, context);
     }
   }
@@ -222,13 +222,13 @@ TEST_CASE("Extending a place finds the same as looking up the whole context") {
 TEST_CASE("A token that the segment does not have ends every match") {
   const std::vector<Response> responses = {{{}, {1, 2, 3, 1, 2, 3}, {}, 0}};
   const auto segment = build(responses);
-  Place place = segment->find(std::vector<Token>{1, 2, 3});
-  CHECK_EQ(place.depth(), 3);
-  segment->extend(place, 77);
-  CHECK_EQ(place.depth(), 0);
-  CHECK(neighbours(*segment, place).empty());
-  segment->extend(place, 2);
-  CHECK_EQ(place.depth(), 1);
+  RowGap gap = segment->find(std::vector<Token>{1, 2, 3});
+  CHECK_EQ(gap.depth(), 3);
+  segment->extend(gap, 77);
+  CHECK_EQ(gap.depth(), 0);
+  CHECK(neighbours(*segment, gap).empty());
+  segment->extend(gap, 2);
+  CHECK_EQ(gap.depth(), 1);
 }
 
 TEST_CASE("Match lengths are counted up to kMaxOrder") {
@@ -237,27 +237,27 @@ TEST_CASE("Match lengths are counted up to kMaxOrder") {
     for (std::size_t i = 0; i < size; ++i) text[i] = static_cast<Token>(i);
     const std::vector<Response> responses = {{{}, text, {}, 0}, {{}, text, {}, 0}};
     const auto segment = build(responses);
-    Place place = segment->find({});
+    RowGap gap = segment->find({});
     for (std::size_t i = 0; i < size; ++i) {
-      segment->extend(place, text[i]);
+      segment->extend(gap, text[i]);
       const auto expected = static_cast<int>(std::min<std::size_t>(i + 1, kMaxOrder));
-      CHECK_EQ(place.depth(), expected);
-      const auto near = neighbours(*segment, place);
+      CHECK_EQ(gap.depth(), expected);
+      const auto near = neighbours(*segment, gap);
       CHECK_EQ(near.size(), 2u);
       for (const Neighbour& n : near) CHECK_EQ(n.match_length, expected);
     }
   }
 }
 
-// Each context is shorter than the LCPs of the rows around its place.
+// Each context is shorter than the LCPs of the rows around its gap.
 TEST_CASE("Short contexts are found among long repeats") {
   for (std::size_t copies : {1u, 2u, 9u}) {
     const std::vector<Response> responses(copies, {{}, std::vector<Token>(100, 5), {}, 0});
     const auto segment = build(responses);
-    Place place = segment->find({});
+    RowGap gap = segment->find({});
     for (std::size_t size = 1; size <= 80; ++size) {
-      segment->extend(place, 5);
-      check_context(responses, *segment, place, std::vector<Token>(size, 5));
+      segment->extend(gap, 5);
+      check_context(responses, *segment, gap, std::vector<Token>(size, 5));
     }
   }
 }
@@ -274,9 +274,9 @@ TEST_CASE("No match continues from one response into another") {
 TEST_CASE("No match goes beyond the beginning of a response") {
   const std::vector<Response> responses(20, {{}, {1, 2}, {}, 0});
   const auto segment = build(responses);
-  const Place place = segment->find(std::vector<Token>{1, 2});
-  for (const Neighbour& n : neighbours(*segment, place)) CHECK_EQ(n.match_length, 2);
-  check_context(responses, *segment, place, {1, 2, 1, 2});
+  const RowGap gap = segment->find(std::vector<Token>{1, 2});
+  for (const Neighbour& n : neighbours(*segment, gap)) CHECK_EQ(n.match_length, 2);
+  check_context(responses, *segment, gap, {1, 2, 1, 2});
   check_context(responses, *segment, segment->find(std::vector<Token>{1, 2, 1, 2}), {1, 2, 1, 2});
 }
 
@@ -324,9 +324,9 @@ TEST_CASE("A segment may be empty, and so may its responses") {
   segment->check_integrity();
   CHECK_EQ(segment->responses().size(), 0u);
   CHECK_EQ(segment->rank(5), Segment::kSeparator);
-  const Place place = segment->find(std::vector<Token>{1, 2});
-  CHECK_EQ(place.depth(), 0);
-  CHECK(neighbours(*segment, place).empty());
+  const RowGap gap = segment->find(std::vector<Token>{1, 2});
+  CHECK_EQ(gap.depth(), 0);
+  CHECK(neighbours(*segment, gap).empty());
   const std::vector<Response> empty = {{{}, {}, {}, 1}, {{}, {}, {}, 2}};
   check_round_trip(empty, *build(empty));
 }

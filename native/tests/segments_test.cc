@@ -104,7 +104,7 @@ TEST_CASE("The number of segments grows with the logarithm of the text") {
       segments = with_segment(*segments, segment_of(fresh), {8}, evicted, {.growth = growth, .fan_in = 2});
       CHECK(segments->size() <= static_cast<std::size_t>(std::bit_width(tokens)));
       for (std::size_t s = 1; s < segments->size(); ++s) {
-        CHECK((*segments)[s - 1]->tokens() >= growth * (*segments)[s]->tokens());
+        CHECK((*segments)[s - 1].tokens() >= growth * (*segments)[s].tokens());
       }
     }
     CHECK_EQ(evicted.all(), 0u);
@@ -124,7 +124,7 @@ TEST_CASE("Small segments are merged several at a time, so each token is indexed
       const auto before = segments;
       segments = with_segment(*segments, segment_of(fresh), {8}, evicted, {.fan_in = fan_in, .small = SIZE_MAX});
       for (const auto& segment : *segments) {
-        if (std::ranges::find(*before, segment) == before->end()) indexed += segment->tokens();
+        if (std::ranges::find(before->list(), segment) == before->end()) indexed += segment->tokens();
       }
       indexed += segments->size() <= before->size() ? kLength : 0;  // the fresh one was merged: it was built before
       most = std::max(most, segments->size());
@@ -166,12 +166,13 @@ TEST_CASE("Merging stops at the largest size") {
       segments = with_segment(*segments, segment_of(fresh), {8}, evicted, {.largest = largest, .fan_in = 2});
       merged += segments->size() <= before;
       for (std::size_t s = 0; s < segments->size(); ++s) {
-        const Segment& segment = *(*segments)[s];
+        const Segment& segment = (*segments)[s];
         CHECK((segment.tokens() <= largest || segment.extents().size() == 1));
       }
       // The newest neighbours stay apart only for one of the two reasons.
       if (segments->size() < 2) continue;
-      const std::size_t newer = segments->back()->tokens(), older = (*segments)[segments->size() - 2]->tokens();
+      const std::size_t newer = (*segments)[segments->size() - 1].tokens(),
+                        older = (*segments)[segments->size() - 2].tokens();
       CHECK((older >= 2 * newer || older + newer > largest));
     }
     CHECK_EQ(merged > 0, largest > 0);

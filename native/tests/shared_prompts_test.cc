@@ -3,7 +3,7 @@
 #include <map>
 #include <thread>
 
-#include "histospec/engine.h"
+#include "calls.h"
 #include "test.h"
 
 using namespace histospec;
@@ -13,9 +13,7 @@ namespace {
 using Counts = std::map<std::string, std::size_t>;
 
 void ingest(Engine& engine, const std::string& name, const std::vector<Token>& prompt, const std::string& id = {}) {
-  const std::vector<Token> text = {7, 8, 9};
-  const std::vector<ResponseView> views = {{{}, text, {}, 0}};
-  engine.ingest(name, prompt, views, id);
+  testing::ingest(engine, name, prompt, {{7, 8, 9}}, 0, id);
 }
 
 Counts counts(const SharedPrompts& shared) { return {shared.namespaces.begin(), shared.namespaces.end()}; }
@@ -54,14 +52,10 @@ TEST_CASE("The prompts that came last are asked about, as many as wanted") {
 TEST_CASE("Only finished responses count, and only problems that their prompt names") {
   Engine engine;
   ingest(engine, "run", prompt(1));
-  const SessionId session = engine.open("other", prompt(1));
+  const SessionId session = engine.open("other", prompt(1)).id;
   CHECK(engine.shared_prompts("run").namespaces.empty());
   CHECK(counts(engine.shared_prompts("other")) == Counts{{"run", 1}});  // a session is enough to ask
-  const std::vector<SessionId> ids = {session};
-  const std::vector<Token> text = {5};
-  const std::vector<std::int64_t> offsets = {0, 1};
-  StepResult result;
-  engine.step({ids, text, offsets, {}, 0}, result);
+  testing::step(engine, session, std::vector<Token>{5}, 0);
   engine.close(session);
   CHECK(counts(engine.shared_prompts("run")) == Counts{{"other", 1}});
   ingest(engine, "named", prompt(1), "task-1");

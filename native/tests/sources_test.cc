@@ -19,7 +19,7 @@ struct Corpus {
 
 Corpus random_corpus(Random& random) {
   Corpus corpus;
-  Segments segments;
+  Segments::List segments;
   const std::size_t alphabet = random.between(1, 6);
   for (std::size_t s = random.below(4); s > 0; --s) {
     std::vector<Response> responses(random.between(1, 4));
@@ -54,11 +54,11 @@ void check_history(const Corpus& corpus, const SegmentSource& source, Tokens con
   int depth = 0;
   std::size_t matches_alone = 0;
   for (std::size_t s = 0; s < corpus.texts.size(); ++s) {
-    const auto segment = std::make_shared<const Segments>(1, (*corpus.segments)[s]);
+    const auto segment = std::make_shared<const Segments>(Segments::List{corpus.segments->list()[s]});
     SegmentSource alone;
     alone.reset(*segment, context);
     Evidence evidence;
-    alone.collect_matches(kHistory, offset, evidence);
+    alone.collect_matches(*segment, kHistory, offset, evidence);
     std::map<Token, std::size_t> there;
     std::size_t all = 0, matches = 0;
     int longest = 0;
@@ -93,7 +93,7 @@ void check_history(const Corpus& corpus, const SegmentSource& source, Tokens con
   CHECK_EQ(source.depth(), depth);
   // All segments together give the same matches, under the source that was asked for.
   Evidence together;
-  source.collect_matches(kNamespace, offset, together);
+  source.collect_matches(*corpus.segments, kNamespace, offset, together);
   std::size_t matches = 0;
   for (const auto& [token, count] : counts(together)) matches += count;
   CHECK_EQ(matches, matches_alone);
@@ -131,7 +131,7 @@ TEST_CASE("A source collects the matches that its segments hold") {
       context.insert(context.end(), came.begin(), came.end());
       source.advance(came.size());
       source.follow(*corpus.segments, context);
-      source.catch_up(context);
+      source.catch_up(*corpus.segments, context);
       check_history(corpus, source, context, static_cast<std::int64_t>(random.below(60)));
     }
   }
@@ -154,7 +154,7 @@ TEST_CASE("A source that is too far behind searches again from the last tokens")
       source.advance(came.size());
       seen = came.size() > patience ? patience : seen + came.size();
       const Tokens tail = Tokens(context).last(std::min<std::size_t>(context.size(), kMaxOrder));
-      source.catch_up(tail);
+      source.catch_up(*corpus.segments, tail);
       int depth = 0;
       for (const auto& responses : corpus.texts) {
         for (const auto& place : occurrences(responses, Tokens(context).last(std::min(context.size(), seen)))) {
@@ -176,7 +176,8 @@ TEST_CASE("A source that reads fewer rows reads the nearest") {
     const std::vector<Token> context = random.text(random.below(8), 5);
     all.reset(*corpus.segments, context), few.reset(*corpus.segments, context);
     Evidence by_all, by_few;
-    all.collect_matches(kNamespace, 0, by_all), few.collect_matches(kNamespace, 0, by_few);
+    all.collect_matches(*corpus.segments, kNamespace, 0, by_all),
+        few.collect_matches(*corpus.segments, kNamespace, 0, by_few);
     CHECK_EQ(by_few.longest_level(kNamespace), by_all.longest_level(kNamespace));
     const std::map<Token, std::size_t> expected = counts(by_all);
     std::size_t matches = 0;
@@ -199,13 +200,13 @@ TEST_CASE("Resuming from a trail gives the same matches as walking") {
     std::vector<Token> context;
     for (int step = 0; step < 8; ++step) {
       const bool lazy = random.one_in(3);  // caught up at some positions only, as other problems are
-      if (!lazy) resumes.catch_up(context);
+      if (!lazy) resumes.catch_up(*corpus.segments, context);
       SegmentSource ahead = resumes;
       Trail trail;
       const std::vector<Token> drafted = random.text(random.below(10), 5);
       std::vector<Token> seen = context;
       for (std::size_t i = 0; i <= drafted.size(); ++i) {
-        if (!lazy || random.one_in(3)) ahead.catch_up(tail(seen));
+        if (!lazy || random.one_in(3)) ahead.catch_up(*corpus.segments, tail(seen));
         ahead.mark(trail, i);
         if (i == drafted.size()) break;
         seen.push_back(drafted[i]);
@@ -225,9 +226,10 @@ TEST_CASE("Resuming from a trail gives the same matches as walking") {
       if (random.one_in(2)) came.push_back(static_cast<Token>(random.below(5))), resumes.advance(1);
       context.insert(context.end(), came.begin(), came.end());
       walks.advance(came.size());
-      walks.catch_up(tail(context)), resumes.catch_up(tail(context));
+      walks.catch_up(*corpus.segments, tail(context)), resumes.catch_up(*corpus.segments, tail(context));
       Evidence one, other;
-      walks.collect_matches(kHistory, 0, one), resumes.collect_matches(kHistory, 0, other);
+      walks.collect_matches(*corpus.segments, kHistory, 0, one);
+      resumes.collect_matches(*corpus.segments, kHistory, 0, other);
       CHECK_EQ(counts(one), counts(other));
       CHECK_EQ(walks.depth(), resumes.depth());
     }
@@ -237,19 +239,19 @@ TEST_CASE("Resuming from a trail gives the same matches as walking") {
 TEST_CASE("A source does not read segments that are gone") {
   const std::vector<Token> old_text = {1, 2, 3}, new_text = {1, 2, 4}, context = {1, 2};
   const std::vector<ResponseView> old_views = {{{}, old_text, {}, 0}}, new_views = {{{}, new_text, {}, 0}};
-  auto segments = std::make_shared<const Segments>(1, Segment::build(old_views));
+  auto segments = std::make_shared<const Segments>(Segments::List{Segment::build(old_views)});
   SegmentSource source;
   source.reset(*segments, context);
   const auto next = [&] {
     Evidence evidence;
-    source.collect_matches(kHistory, 0, evidence);
+    source.collect_matches(*segments, kHistory, 0, evidence);
     evidence.pick_candidates(0);
     std::vector<Token> tokens;
     for (Evidence::Name name : evidence.candidates()) tokens.push_back(evidence[name].token);
     return tokens;
   };
   CHECK_EQ(next(), std::vector<Token>{3});
-  segments = std::make_shared<const Segments>(1, Segment::build(new_views));  // the old ones die here
+  segments = std::make_shared<const Segments>(Segments::List{Segment::build(new_views)});  // the old ones die here
   source.follow(*segments, context);
   CHECK_EQ(next(), std::vector<Token>{4});
   segments = std::make_shared<const Segments>();

@@ -25,7 +25,8 @@ struct Rollout {
       const std::vector<ResponseView> views = {{{}, said, {}, 0, 7}};
       engine.ingest("run", prompt, views);
       for (std::size_t i = 0; i < kGroup; ++i) {
-        ids.push_back(engine.open("run", prompt, "", {}, i % 2 == 0 ? std::optional<std::int64_t>(7) : std::nullopt));
+        ids.push_back(
+            engine.open("run", prompt, "", {}, i % 2 == 0 ? std::optional<std::int64_t>(7) : std::nullopt).id);
         texts.push_back(said);
         for (Token& token : texts.back()) token = random.one_in(30) ? static_cast<Token>(random.below(300)) : token;
       }

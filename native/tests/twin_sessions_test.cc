@@ -1,6 +1,7 @@
 // Sessions with a twin: their drafts, and twins that are not trusted or gone.
+#include "calls.h"
 #include "draft/evidence.h"
-#include "draft/twin_trust.h"
+#include "draft/twins.h"
 #include "histospec/engine.h"
 #include "random_text.h"
 #include "test.h"
@@ -22,21 +23,16 @@ std::vector<Token> noise(Random& random, std::size_t size) {
 
 void ingest(Engine& engine, const std::vector<Token>& tokens, std::optional<std::int64_t> seed, std::int64_t epoch = 1,
             const std::vector<Token>& prompt = kPrompt) {
-  const std::vector<ResponseView> views = {{{}, tokens, {}, epoch, seed}};
-  engine.ingest("run", prompt, views);
+  testing::ingest(engine, "run", prompt, {tokens}, epoch, "", seed);
 }
 
 SessionId open(Engine& engine, std::optional<std::int64_t> seed, Tokens generated = {},
                const std::vector<Token>& prompt = kPrompt) {
-  return engine.open("run", prompt, "", generated, seed);
+  return engine.open("run", prompt, "", generated, seed).id;
 }
 
 std::vector<Token> step(Engine& engine, SessionId session, Tokens tokens, int max_tokens = 16, float cost = 0.01f) {
-  const std::vector<SessionId> ids = {session};
-  const std::vector<std::int64_t> offsets = {0, static_cast<std::int64_t>(tokens.size())};
-  StepResult result;
-  engine.step({ids, tokens, offsets, {}, max_tokens, cost}, result);
-  return result.tokens;
+  return testing::step(engine, session, tokens, max_tokens, cost).tokens;
 }
 
 NamespaceStats stats(const Engine& engine) { return engine.stats().at("run"); }

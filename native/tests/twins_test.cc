@@ -5,7 +5,7 @@
 #include <optional>
 #include <set>
 
-#include "draft/twin_trust.h"
+#include "draft/twins.h"
 #include "random_text.h"
 #include "test.h"
 

@@ -125,6 +125,19 @@ TEST_CASE("Runs may come announced or not, and announced runs need not come") {
   }
 }
 
+TEST_CASE("An announcement wakes every thread") {
+  constexpr int kThreads = 5;
+  Workers workers(kThreads);
+  for (std::uint64_t announced = 1; announced <= 20; ++announced) {
+    CAPTURE(announced);
+    workers.announce(100);
+    const std::uint64_t all = announced * (kThreads - 1);
+    const auto end = std::chrono::steady_clock::now() + std::chrono::minutes(1);
+    while (workers.woken() < all && std::chrono::steady_clock::now() < end) std::this_thread::yield();
+    CHECK_EQ(workers.woken(), all);
+  }
+}
+
 TEST_CASE("Idle workers can be destroyed") {
   for (int round = 0; round < 100; ++round) {
     const Workers never_used(8);

@@ -88,9 +88,12 @@ class Writer {
  public:
   Writer(const Response& text, Tokens prompt, LiveText& live, const std::shared_ptr<const Segments>& history,
          const std::shared_ptr<const Segments>& namespace_segments)
-      : text_(text), live_(live), id_(live.open(prompt)) {
+      : text_(text),
+        live_(live),
+        id_(live.open(prompt)),
+        sources_{*history, *namespace_segments, LiveSource(live, id_)} {
     for (Token token : tail(prompt)) context_.tail.push(token);
-    for (Token token : prompt) places_.push(token);
+    for (Token token : prompt) noise_.push(token);
     context_.history_source.reset(*history, context_.tail.tokens());
     context_.namespace_source.reset(*namespace_segments, context_.tail.tokens());
     append_environment();
@@ -100,15 +103,14 @@ class Writer {
 
   // Writes examples for the tokens of the next step. With a seed, the estimator learns from them.
   void explain(std::uint16_t tag, std::optional<std::int64_t> seed, Estimator& estimator) {
-    context_.history_source.catch_up(context_.tail.tokens());
+    context_.history_source.catch_up(sources_.history, context_.tail.tokens());
     DraftContext ahead = context_;
-    if (seed) ahead.places.start(*seed, places_);
-    const LiveSource live(live_, id_);
+    if (seed) ahead.noise.start(*seed, noise_);
     next_ = at_;
     bool foreseen = true;
     while (foreseen && next_ < text_.tokens.size() && text_.generated[next_] && next_ - at_ < kMaxStep) {
       const Token came = text_.tokens[next_++];
-      foreseen = seed ? explain(ahead, live, came, tag, estimator) : explain(ahead, live, came, tag);
+      foreseen = seed ? explain(ahead, came, tag, estimator) : explain(ahead, came, tag);
       push(ahead, came);
       ahead.run = foreseen ? ahead.run + 1 : 0;
     }
@@ -122,8 +124,8 @@ class Writer {
   }
 
  private:
-  static bool explain(DraftContext& context, const LiveSource& live, Token came, std::uint16_t tag) {
-    const Evidence evidence = gather(context, live);
+  bool explain(DraftContext& context, Token came, std::uint16_t tag) const {
+    const Evidence evidence = gather(context, sources_);
     Estimator::Features features;
     Estimator::describe(evidence, -1, context.run, features);
     for (int c = 0; c < features.size; ++c) {
@@ -133,12 +135,11 @@ class Writer {
     return features.size > 0 && evidence[evidence.candidates()[0]].token == came;
   }
 
-  static bool explain(DraftContext& context, const LiveSource& live, Token came, std::uint16_t tag,
-                      Estimator& estimator) {
-    const Evidence evidence = gather(context, live);
+  bool explain(DraftContext& context, Token came, std::uint16_t tag, Estimator& estimator) const {
+    const Evidence evidence = gather(context, sources_);
     if (evidence.candidates().empty()) return false;
     Prediction prediction;
-    predict(evidence, context, estimator, true, prediction);
+    predict(evidence, context, sources_, estimator, true, prediction);
     if (prediction.foreseen) {
       const Foresight::Contenders& contenders = prediction.contenders;
       for (std::size_t i = 0; i < contenders.size; ++i) {
@@ -151,7 +152,7 @@ class Writer {
   }
 
   static void push(DraftContext& context, Token token) {
-    context.push(token);
+    context.push(token, {});
     context.history_source.advance(1);
     context.namespace_source.advance(1);
   }
@@ -160,7 +161,7 @@ class Writer {
     live_.append(id_, Tokens(text_.tokens).subspan(at_, end - at_));
     for (; at_ < end; ++at_) {
       push(context_, text_.tokens[at_]);
-      places_.push(text_.tokens[at_]);
+      noise_.push(text_.tokens[at_]);
     }
   }
 
@@ -175,8 +176,9 @@ class Writer {
   const Response& text_;
   LiveText& live_;
   LiveText::TextId id_;
+  DraftSources sources_;  // alive while all responses of one visit are replayed
   DraftContext context_;
-  PlaceCounter places_;
+  NoiseCounter noise_;
   std::size_t at_ = 0;    // tokens appended so far
   std::size_t next_ = 0;  // tokens appended after this step
 };

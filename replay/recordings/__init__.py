@@ -3,17 +3,17 @@
 ::
 
     source  ─► records (a line, a row of Parquet) ─► a reader, chosen by the first record ─► grouping ─► problems
-    opened, unpacked         checked                problems, responses, verl, trl, nemo_rl
+    opened, unpacked         checked                documented, frameworks
 
-A reader is a function from records to responses; `formats` lists them. The first record that violates its format stops
-the reading with a `RecordingError`, which names the line, the field and the expected value. Files become one
-`Recording`, which also reports the assumptions about them.
+A reader is a function from records to responses; `recording.FORMATS` lists them. The first record that violates its
+format stops the reading with a `RecordingError`, which names the line, the field and the expected value. Files become
+one `Recording`, which also reports the assumptions about them.
 """
 
-from histospec.replay.recordings.problems import Line, LineResponse, read_as
+from histospec.replay.recordings.documented import Line, LineResponse, read_as
 from histospec.replay.recordings.recording import Recording, read
 from histospec.replay.recordings.source import STDIN, is_regular, opened
-from histospec.replay.recordings.values import Problem, RecordedResponse, RecordingError, Tokens, Turn
+from histospec.replay.recordings.values import Problem, RecordedResponse, RecordingError, Tokens, Turn, common
 
 __all__ = [
     "STDIN",
@@ -25,6 +25,7 @@ __all__ = [
     "RecordingError",
     "Tokens",
     "Turn",
+    "common",
     "is_regular",
     "opened",
     "read",

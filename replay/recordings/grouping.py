@@ -7,9 +7,7 @@ their order determines it: adjacent records of a problem are one visit.
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-import numpy as np
-
-from histospec.replay.recordings.values import Problem, RecordedResponse, RecordingError, Row, Turn
+from histospec.replay.recordings.values import Problem, RecordedResponse, RecordingError, Row, Turn, common
 
 Key = tuple[object, object]
 
@@ -69,9 +67,7 @@ def _common(first: Row, row: Row, shared: int) -> int:
     """Returns how many of the first `shared` tokens the prompts of two rows have in common."""
     if row.prompt is first.prompt:
         return shared
-    most = min(shared, len(row.prompt))
-    misses = np.flatnonzero(first.prompt[:most] != row.prompt[:most])
-    same = int(misses[0]) if len(misses) else most
+    same = common(first.prompt[:shared], row.prompt)
     if not same:
         raise RecordingError(
             f"{row.place}: prompt: differs from that of {first.place} at the first token, but both have id "

@@ -1,16 +1,78 @@
-"""Reads one or several files as one recording, and records the assumptions about them."""
+"""Reads one or several files as one recording: finds their format, and records the assumptions about them."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from itertools import chain
 from typing import BinaryIO
 
-from histospec.replay.recordings import grouping, problems, source, trl
-from histospec.replay.recordings.check import Record
-from histospec.replay.recordings.formats import PROBLEMS, TRL, Format, detect, fitting
+from histospec.replay.recordings import documented, grouping, source
+from histospec.replay.recordings.check import PAGE, Record
+from histospec.replay.recordings.frameworks import nemo_rl, trl, trl_once, verl
 from histospec.replay.recordings.text import Text
 from histospec.replay.recordings.values import Problem, RecordingError, Row
 
 TOKENS_ONLY = "is text; only `histospec replay --tokenizer` can tokenize it"
+
+
+@dataclass(frozen=True)
+class Format:
+    """One format: the fields that identify it, and the reader of its responses.
+
+    Attributes:
+        name: for messages.
+        fields: groups of fields; a record of this format has at least one of each group.
+        rows: yields the responses of records; also takes the name of the file.
+        epochs: where the format has epochs, for messages.
+
+    """
+
+    name: str
+    fields: tuple[tuple[str, ...], ...]
+    rows: Callable[[Iterable[Record], Text, str], Iterator[Row]]
+    epochs: str
+
+    def fits(self, record: Mapping[str, object]) -> bool:
+        """Returns whether a record has this format's fields."""
+        return all(any(record.get(field) is not None for field in group) for group in self.fields)
+
+
+PROBLEMS = Format("one problem per record", (("responses",),), documented.rows, "the field epoch")
+RESPONSES = Format(
+    "one response per record", (("prompt",), documented.WRITTEN), documented.responses, "the field epoch"
+)
+VERL = Format("rollout dumps of verl", (("input",), ("output",)), verl, "the field step")
+TRL = Format("completions of TRL", (("prompt",), ("completion",)), trl, "the field step")
+NEMO_RL = Format(
+    "training data of NeMo-RL",
+    (("token_ids",), ("token_loss_mask",)),
+    nemo_rl,
+    "the step in the file's name",
+)
+FORMATS = (PROBLEMS, NEMO_RL, VERL, TRL, RESPONSES)
+
+
+def fitting(record: Record) -> Format | None:
+    """Returns the format whose fields a record has; None if no format fits. Raises RecordingError."""
+    fields = record.fields()
+    return next((one for one in FORMATS if one.fits(fields)), None)
+
+
+def detect(record: Record) -> Format:
+    """Returns the format of a file that begins with this record.
+
+    Raises:
+        RecordingError: no format fits; the message lists the known ones.
+
+    """
+    found = fitting(record)
+    if found is not None:
+        return found
+    known = "; ".join(f"{one.name}: {' and '.join('|'.join(group) for group in one.fields)}" for one in FORMATS)
+    there = ", ".join(list(record.fields())[:12]) or "none"
+    raise record.wrong(
+        f"no known format has these fields: {there}. Known are {known}. Name yours with --fields "
+        f"prompt=FIELD,response=FIELD ({PAGE})"
+    )
 
 
 def read(file: BinaryIO) -> Iterator[Problem]:
@@ -24,7 +86,7 @@ def read(file: BinaryIO) -> Iterator[Problem]:
     first = next(found)
     whole = chain([first], found)
     if detect(first) is PROBLEMS:
-        yield from problems.problems(whole)
+        yield from documented.problems(whole)
         return
     recording = Recording(Text(refusal=TOKENS_ONLY))
     for _ in recording.add(whole, ""):
@@ -57,29 +119,36 @@ class Recording:
 
     def add(self, records: Iterable[Record], name: str) -> Iterator[None]:
         """Adds the records of a file; yields after each one."""
-        watched = _Watched(records)
-        first = next(watched)
+        records = iter(records)
+        first = last = next(records)
         form = detect(first)
+
+        def whole() -> Iterator[Record]:
+            nonlocal last
+            for record in chain([first], records):
+                last = record
+                yield record
+
         self._files += 1
         try:
             if form is PROBLEMS and not self._several:
-                for problem in problems.problems(chain([first], watched)):
+                for problem in documented.problems(whole()):
                     self._whole.append(problem)
                     yield
                 return
             kept = self._rows.setdefault(form, [])
-            for row in form.rows(chain([first], watched), self._text, name):
+            for row in form.rows(whole(), self._text, name):
                 if row.turns:
                     kept.append(self._placed(row, name))
                 self._empty += not row.turns
                 yield
         except RecordingError as error:
-            raise RecordingError(f"{error}{_another(form, first, watched.last)}") from None
+            raise RecordingError(f"{error}{_another(form, first, last)}") from None
 
     def problems(self) -> list[Problem]:
         """Returns all problems that were read. Raises RecordingError."""
         if TRL in self._rows:
-            once = trl.once(self._rows[TRL])
+            once = trl_once(self._rows[TRL])
             self._again += len(self._rows[TRL]) - len(once)
             self._rows[TRL] = once
         return self._whole + grouping.problems(list(chain.from_iterable(self._rows.values())))
@@ -119,22 +188,10 @@ class Recording:
         return row
 
 
-class _Watched(Iterator[Record]):
-    """Passes records on, and remembers the last one."""
-
-    def __init__(self, records: Iterable[Record]) -> None:
-        self._records = iter(records)
-        self.last: Record | None = None
-
-    def __next__(self) -> Record:
-        self.last = next(self._records)
-        return self.last
-
-
-def _another(form: Format, first: Record, last: Record | None) -> str:
+def _another(form: Format, first: Record, last: Record) -> str:
     """Returns a hint if an invalid record fits another format than the first one."""
     try:
-        other = None if last is None or last is first else fitting(last)
+        other = None if last is first else fitting(last)
     except RecordingError:
         return ""
     if other is None or other is form:

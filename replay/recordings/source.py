@@ -6,25 +6,28 @@ The first bytes tell compressed files and Parquet. Everything except Parquet is 
 import gzip
 import io
 import os
+import shutil
 import stat
+import tempfile
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from typing import Any, BinaryIO, cast
 
-from histospec.replay.recordings import parquet
 from histospec.replay.recordings.check import PAGE, Record
 from histospec.replay.recordings.values import RecordingError
-from histospec.server.errors import ConfigError
-from histospec.server.failures import reason
+from histospec.server.errors import ConfigError, reason
 
 GZIP_MAGIC = b"\x1f\x8b"
+PARQUET_MAGIC = b"PAR1"
 PACKED = {b"\x28\xb5\x2f\xfd": ("zstd", "zstd -dc"), b"BZh": ("bzip2", "bzcat"), b"\xfd7zXZ": ("xz", "xzcat")}
 HEAD = 5  # bytes that identify the type of a file
 BOM = b"\xef\xbb\xbf"
 STDIN = "-"
 PIECE = 1 << 20
 MAX_LINE = 1 << 30
+BATCH = 256  # rows of Parquet converted at a time
 
 
 @contextmanager
@@ -69,7 +72,7 @@ def records(file: BinaryIO) -> Iterator[Record]:
     place, empty = "line 0", True
     try:
         head = _head(file)
-        for record in parquet.records(head, file) if head[:4] == parquet.MAGIC else _lines(head, file):
+        for record in _rows(head, file) if head[:4] == PARQUET_MAGIC else _lines(head, file):
             place, empty = record.place, False
             yield record
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
@@ -99,7 +102,7 @@ def _lines(head: bytes, file: BinaryIO) -> Iterator[Record]:
     number = 0
     while line := _line(source, number + 1):
         number += 1
-        if packed and number == 1 and line.startswith(parquet.MAGIC):
+        if packed and number == 1 and line.startswith(PARQUET_MAGIC):
             raise RecordingError("is a gzipped Parquet file; unpack it with gunzip first")
         if not line.isspace():
             content = line.removeprefix(BOM if number == 1 else b"").rstrip(b"\r\n")
@@ -122,6 +125,39 @@ def _line(source: BinaryIO, number: int) -> bytes:
         size += len(line)
         if line.endswith(b"\n") or len(line) < PIECE:
             return b"".join(pieces)
+
+
+def _rows(head: bytes, file: BinaryIO) -> Iterator[Record]:
+    """Yields every row of a Parquet file, as a dictionary by column.
+
+    Args:
+        head: the bytes already read of the file.
+        file: a binary file; a pipe is copied to a temporary file, because the index of a Parquet file is at its end.
+
+    Raises:
+        RecordingError: pyarrow is not installed, or the file is damaged.
+
+    """
+    try:
+        parquet: Any = import_module("pyarrow.parquet")
+        arrow: Any = import_module("pyarrow")
+    except ImportError:
+        raise RecordingError("is a Parquet file, which needs the package pyarrow: pip install pyarrow") from None
+    if not file.seekable():
+        with tempfile.TemporaryFile() as copy:
+            copy.write(head)
+            shutil.copyfileobj(file, copy)
+            yield from _rows(b"", copy)
+        return
+    number = 0
+    try:
+        for batch in parquet.ParquetFile(file).iter_batches(BATCH):
+            for row in batch.to_pylist():
+                number += 1
+                yield Record(f"row {number}", row)
+    except (arrow.ArrowException, OSError) as error:
+        why = " ".join(str(error).split())[:200].rstrip(".")
+        raise RecordingError(f"after row {number}: the Parquet file is damaged ({why}); copy it again") from None
 
 
 class _Rejoined(io.RawIOBase):

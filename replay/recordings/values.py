@@ -8,6 +8,13 @@ import numpy.typing as npt
 Tokens = npt.NDArray[np.int32]
 
 
+def common(a: Tokens, b: Tokens) -> int:
+    """Returns the length of the longest common prefix."""
+    length = min(len(a), len(b))
+    misses = np.flatnonzero(a[:length] != b[:length])
+    return int(misses[0]) if len(misses) else length
+
+
 class RecordingError(ValueError):
     """The file is not a valid recording; the message says where and why."""
 

@@ -26,13 +26,12 @@ from histospec.protocol.costs import DEFAULT_DEADLINE, DEFAULT_VERIFY_COST
 from histospec.protocol.limits import MAX_DRAFT
 from histospec.replay.recordings import opened, read
 from histospec.server.arguments import MOST_COST, ArgumentParser, amount, whole
-from histospec.server.commands.bench_processes import Workers
-from histospec.server.commands.bench_worker import BenchProblem, Load, Measured, generated, roll_out
-from histospec.server.commands.reader import read_status
+from histospec.server.commands.bench_worker import BenchProblem, Load, Measured, Workers, generated, roll_out
+from histospec.server.commands.connection import http_addresses, read_status
 from histospec.server.errors import ConfigError, Unavailable
+from histospec.server.output_file import FORCE, is_stdout, written
 from histospec.server.process import run_loop
 from histospec.server.settings.addresses import Address
-from histospec.server.targets import FORCE, is_stdout, written
 
 PATIENCE = 5.0  # seconds that running ingests may take after one failed or a signal arrived
 
@@ -40,10 +39,7 @@ PATIENCE = 5.0  # seconds that running ingests may take after one failed or a si
 def main(argv: Sequence[str]) -> int:
     """Prints a table, and writes JSON if asked. Raises HistoSpecError, for example if the service is unreachable."""
     options = _parser().parse_args(list(argv))
-    try:
-        http = [Address.parse(text) for text in (options.http or "").split(",") if text.strip()]
-    except ValueError as error:
-        raise ConfigError(f"--http: {error}") from None
+    http = http_addresses(options.http)
     load = Load(
         options.endpoint, options.namespace or f"bench-{secrets.token_hex(4)}", options.batch, options.steps,
         options.interval, options.deadline, options.max_tokens, options.verify_cost,
@@ -68,44 +64,29 @@ def main(argv: Sequence[str]) -> int:
 def _parser() -> ArgumentParser:
     parser = ArgumentParser(prog="histospec bench", description="Measure a draft service under load.")
     parser.add_argument("endpoint", metavar="HOST:PORT[,...]", help="all shards, as for a worker")
-    count, seconds = whole(1, 1 << 20), 3600
-    parser.add_argument("--workers", type=whole(1, 256), default=1, metavar="N", help="processes (default: 1)")
-    parser.add_argument("--batch", type=count, default=256, metavar="N", help="sessions per process (default: 256)")
-    parser.add_argument("--steps", type=whole(1, 10**7), default=300, metavar="N", help="steps to run (default: 300)")
-    parser.add_argument(
-        "--interval", type=amount(0, seconds), default=0.0, metavar="SECONDS", help="time between steps (default: 0)"
-    )
-    parser.add_argument(
-        "--deadline",
-        type=amount(0, seconds, above=True),
-        default=DEFAULT_DEADLINE,
-        metavar="SECONDS",
-        help=f"deadline of a step (default: {DEFAULT_DEADLINE})",
-    )
-    parser.add_argument(
-        "--max-tokens", type=whole(1, MAX_DRAFT), default=16, metavar="N", help="maximum draft tokens (default: 16)"
-    )
-    parser.add_argument(
-        "--verify-cost",
-        type=amount(0, MOST_COST),
-        default=DEFAULT_VERIFY_COST,
-        metavar="C",
-        help=f"cost of verifying a draft token, in steps without drafts (default: {DEFAULT_VERIFY_COST})",
-    )
-    parser.add_argument("--rollouts", metavar="FILE.jsonl[.gz]", help="recorded rollouts (default: generated ones)")
-    parser.add_argument("--problems", type=count, default=256, metavar="N", help="problems to use (default: 256)")
-    parser.add_argument("--responses", type=count, default=16, metavar="N", help="history per problem (default: 16)")
-    parser.add_argument("--siblings", type=count, default=16, metavar="N", help="sessions per problem (default: 16)")
-    parser.add_argument("--length", type=count, default=2000, metavar="N", help="tokens per response (default: 2000)")
-    parser.add_argument(
-        "--ingesting", type=whole(1, 256), default=8, metavar="N", help="concurrent ingests (default: 8)"
-    )
-    parser.add_argument("--together", type=count, metavar="N", help="responses per ingest (default: all of a problem)")
-    parser.add_argument(
-        "--namespace", metavar="NAME", help="namespace, dropped before and after (default: a new one, bench-...)"
-    )
-    parser.add_argument("--http", metavar="HOST:PORT[,...]", help="HTTP addresses of the shards, for CPU time")
-    parser.add_argument("--json", metavar="FILE", help="also write the figures to FILE; - for standard output")
+    count = whole(1, 1 << 20)
+    for flag, kind, default, metavar, text in (
+        ("--workers", whole(1, 256), 1, "N", "processes"),
+        ("--batch", count, 256, "N", "sessions per process"),
+        ("--steps", whole(1, 10**7), 300, "N", "steps to run"),
+        ("--interval", amount(0, 3600), 0.0, "SECONDS", "time between steps"),
+        ("--deadline", amount(0, 3600, above=True), DEFAULT_DEADLINE, "SECONDS", "deadline of a step"),
+        ("--max-tokens", whole(1, MAX_DRAFT), 16, "N", "maximum draft tokens"),
+        ("--verify-cost", amount(0, MOST_COST), DEFAULT_VERIFY_COST, "C",
+         "cost of verifying a draft token, in steps without drafts"),
+        ("--rollouts", str, None, "FILE.jsonl[.gz]", "recorded rollouts (default: generated ones)"),
+        ("--problems", count, 256, "N", "problems to use"),
+        ("--responses", count, 16, "N", "history per problem"),
+        ("--siblings", count, 16, "N", "sessions per problem"),
+        ("--length", count, 2000, "N", "tokens per response"),
+        ("--ingesting", whole(1, 256), 8, "N", "concurrent ingests"),
+        ("--together", count, None, "N", "responses per ingest (default: all of a problem)"),
+        ("--namespace", str, None, "NAME", "namespace, dropped before and after (default: a new one, bench-...)"),
+        ("--http", str, None, "HOST:PORT[,...]", "HTTP addresses of the shards, for CPU time"),
+        ("--json", str, None, "FILE", "also write the figures to FILE; - for standard output"),
+    ):  # fmt: skip
+        help_ = text if default is None else f"{text} (default: {default:g})"
+        parser.add_argument(flag, type=kind, default=default, metavar=metavar, help=help_)
     parser.add_argument("--force", action="store_true", help=FORCE)
     return parser
 

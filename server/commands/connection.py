@@ -1,9 +1,12 @@
-"""Options and look-ups that commands share to reach a running service: token, certificates and the list of shards."""
+"""What commands share to reach a running service: options, the list of shards, and `/status` over HTTP."""
 
 import argparse
 import asyncio
+import json
 from dataclasses import replace
+from typing import Any, cast
 
+import aiohttp
 import grpc
 import grpc.aio
 
@@ -13,34 +16,34 @@ from histospec.client.errors import HistoSpecError as ClientError
 from histospec.client.transport.channel import metadata
 from histospec.client.transport.discovery import resolve, topology
 from histospec.server.errors import ConfigError, Unavailable
+from histospec.server.settings.addresses import Address
 
 ENDPOINT = "gRPC address of any shard, a list of them, or discover://HOST:PORT"
-
 SERVICE = "HOST:PORT[,...], or discover://HOST:PORT to find all of them"
+OPTIONS = ("token_file", "tls_ca", "tls_cert", "tls_key")
+HTTP_PORT = 9464
+LONGEST = 64 << 20  # bytes of an answer of `/status`
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options for the token and the certificates."""
-    parser.add_argument(
-        "--token-file", metavar="FILE", help="file that holds a bearer token (or set HISTOSPEC_TOKEN_FILE)"
-    )
-    parser.add_argument("--tls-ca", metavar="FILE", help="authorities of the server's certificate; enables TLS")
-    parser.add_argument("--tls-cert", metavar="FILE", help="client certificate, if the server asks for one")
-    parser.add_argument("--tls-key", metavar="FILE", help="key of --tls-cert")
-
-
-OPTIONS = ("token_file", "tls_ca", "tls_cert", "tls_key")
+    for name, help_ in (
+        ("--token-file", "file that holds a bearer token (or set HISTOSPEC_TOKEN_FILE)"),
+        ("--tls-ca", "authorities of the server's certificate; enables TLS"),
+        ("--tls-cert", "client certificate, if the server asks for one"),
+        ("--tls-key", "key of --tls-cert"),
+    ):
+        parser.add_argument(name, metavar="FILE", default=None, help=help_)
 
 
 def caller(endpoint: str, options: argparse.Namespace) -> Config:
     """Returns the client configuration for an endpoint and these options. Raises ConfigError."""
-    given = {name: getattr(options, name, None) for name in OPTIONS}
     try:
-        ca, certificate = given["tls_ca"], given["tls_cert"]
-        tls = Tls(ca, certificate, given["tls_key"]) if ca or certificate else None
+        ca, certificate = options.tls_ca, options.tls_cert
+        tls = Tls(ca, certificate, options.tls_key) if ca or certificate else None
         config = configure(endpoint, "any", tls=tls)
-        if given["token_file"] is not None:
-            config = replace(config, token=None, token_file=given["token_file"])
+        if options.token_file is not None:
+            config = replace(config, token=None, token_file=options.token_file)
         metadata(config)  # check now what later calls need
         if config.tls is not None:
             config.tls.credentials()
@@ -85,3 +88,33 @@ def _words(error: BaseException) -> str:
     if isinstance(error, grpc.aio.AioRpcError):
         return f"{error.code().name}: {error.details()}"
     return str(error)
+
+
+def http_addresses(text: str | None) -> list[Address]:
+    """Returns the addresses that `--http` lists. Raises ConfigError."""
+    try:
+        return [Address.parse(one) for one in (text or "").split(",") if one.strip()]
+    except ValueError as error:
+        raise ConfigError(f"--http: {error}") from None
+
+
+async def read_status(address: Address, timeout: float) -> dict[str, Any]:
+    """Returns the answer of `/status`, which `Overview.show` describes. Raises Unavailable after `timeout` seconds."""
+    try:
+        async with (
+            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=timeout)) as session,
+            session.get(f"http://{address}/status") as answer,
+        ):
+            text = bytearray()
+            async for part in answer.content.iter_chunked(1 << 16):
+                text += part
+                if len(text) > LONGEST:
+                    raise Unavailable(f"{address} is not a HistoSpec server: its answer is too long")
+        status = json.loads(text)
+    except asyncio.TimeoutError:
+        raise Unavailable(f"{address} did not answer /status within {timeout:g} seconds") from None
+    except (OSError, aiohttp.ClientError, ValueError, RecursionError) as error:
+        raise Unavailable(f"{address} did not answer /status ({error})") from None
+    if not isinstance(status, dict) or not status.keys() >= {"shard", "totals", "cpu_seconds"}:
+        raise Unavailable(f"{address} is not a HistoSpec server")
+    return cast(dict[str, Any], status)

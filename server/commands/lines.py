@@ -3,6 +3,7 @@
 import base64
 import json
 import zlib
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from itertools import groupby
@@ -35,6 +36,11 @@ class Stored(NamedTuple):
     def tokens(self) -> int:
         """The number of tokens of the responses."""
         return sum(len(record.tokens) for record in self.records) // INT32.itemsize
+
+
+def summary(counts: "Counter[str]") -> str:
+    """Returns numbers of problems, responses and tokens in words."""
+    return ", ".join(f"{counts[what]} {what}" for what in ("problems", "responses", "tokens"))
 
 
 # Writing

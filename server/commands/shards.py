@@ -1,5 +1,6 @@
 """The shards of a running service, and calls to them with retries, for commands that move a whole history."""
 
+import argparse
 import asyncio
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ from histospec.client.errors import HistoSpecError as ClientError
 from histospec.client.errors import from_status
 from histospec.client.transport.channel import metadata, open_channel
 from histospec.protocol import placement
+from histospec.server.arguments import whole
 from histospec.server.commands import connection
 from histospec.server.errors import HistoSpecError, Unavailable
 from histospec.server.process import run_loop, say
@@ -27,6 +29,7 @@ PATIENCE = 60.0
 """Seconds that a command waits for a shard that is unreachable, restarting or overloaded."""
 PAUSES = (0.25, 0.5, 1.0, 2.0)  # seconds before each retry; the last one repeats
 ASK_SECONDS = 5.0
+MOST_SHARDS = 10_000
 LATER = (
     grpc.StatusCode.UNAVAILABLE,
     grpc.StatusCode.DEADLINE_EXCEEDED,
@@ -43,6 +46,16 @@ T = TypeVar("T")
 
 class ShardsError(HistoSpecError):
     """A shard could not answer a request."""
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options that choose namespaces and shards, and those of `connection`."""
+    parser.add_argument(
+        "--namespace", metavar="PATTERN", default="*", help="only namespaces that match, such as 'run-*'"
+    )
+    help_ = "number of shards; fail unless all of them answer"
+    parser.add_argument("--shards", metavar="N", type=whole(1, MOST_SHARDS), default=None, help=help_)
+    connection.add_options(parser)
 
 
 class Shards:
@@ -116,7 +129,7 @@ class Shards:
         )
 
     def _patiently(self, name: str, method: str, work: Callable[[rpc.DraftServiceStub], T]) -> T:
-        said = False
+        reported = False
         for _ in _tries():
             try:
                 return work(rpc.DraftServiceStub(self._channel(name)))
@@ -126,8 +139,8 @@ class Shards:
                 raise ShardsError(str(error)) from None
             if failure.code() not in LATER:
                 break
-            if not said:
-                said = True
+            if not reported:
+                reported = True
                 say(f"{failed(name, method, failure)}; trying again for {PATIENCE:g} s")
             self._look_again(name)
         raise failed(name, method, failure)

@@ -16,9 +16,8 @@ from histospec.client.errors import HistoSpecError as ClientError
 from histospec.client.transport.channel import open_channel
 from histospec.server.arguments import ArgumentParser, amount
 from histospec.server.commands import connection
-from histospec.server.commands.reader import METRICS_PORT, read_status
 from histospec.server.commands.status_tables import numbers, shard_table
-from histospec.server.errors import ConfigError, Unavailable
+from histospec.server.errors import Unavailable
 from histospec.server.observability.shard_health import SERVING, health
 from histospec.server.process import run_loop, say
 from histospec.server.settings.addresses import Address
@@ -41,7 +40,9 @@ def main(argv: Sequence[str]) -> int:
     parser = ArgumentParser(prog="histospec status", description="Show the state of a draft service.")
     parser.add_argument("endpoint", metavar="ENDPOINT", help=connection.ENDPOINT)
     parser.add_argument(
-        "--http", metavar="HOST:PORT[,...]", help=f"their HTTP addresses (default: port {METRICS_PORT} of each shard)"
+        "--http",
+        metavar="HOST:PORT[,...]",
+        help=f"their HTTP addresses (default: port {connection.HTTP_PORT} of each shard)",
     )
     parser.add_argument(
         "--watch", metavar="SECONDS", type=amount(0, 86_400, above=True), help="refresh at this interval until Ctrl-C"
@@ -53,11 +54,7 @@ def main(argv: Sequence[str]) -> int:
     )
     options = parser.parse_args(list(argv))
     config = connection.caller(options.endpoint, options)
-    try:
-        http = [Address.parse(text) for text in (options.http or "").split(",") if text.strip()]
-    except ValueError as error:
-        raise ConfigError(str(error)) from None
-    return run_loop(_watch(config, http, options))
+    return run_loop(_watch(config, connection.http_addresses(options.http), options))
 
 
 async def _watch(config: Config, http: Sequence[Address], options: argparse.Namespace) -> int:
@@ -75,14 +72,14 @@ async def _watch(config: Config, http: Sequence[Address], options: argparse.Name
 async def _show(console: Console, config: Config, http: Sequence[Address], options: argparse.Namespace) -> int:
     """Prints the state once. Returns the exit code."""
     try:
-        shards = await look(config, http, options.timeout)
+        shards = await shard_reports(config, http, options.timeout)
     except Unavailable as error:
         say(f"histospec status: {error}; is the server running there?")
         return 1
     if options.json:
-        told = [{"name": s.endpoint.name, "address": s.endpoint.address, "health": s.health, "status": s.status}
+        rows = [{"name": s.endpoint.name, "address": s.endpoint.address, "health": s.health, "status": s.status}
                 for s in shards]  # fmt: skip
-        sys.stdout.write(json.dumps({"shards": told}, indent=1) + "\n")
+        sys.stdout.write(json.dumps({"shards": rows}, indent=1) + "\n")
         sys.stdout.flush()
     else:
         console.print(shard_table([(s.endpoint.name, s.endpoint.address, s.health) for s in shards]))
@@ -96,7 +93,7 @@ async def _show(console: Console, config: Config, http: Sequence[Address], optio
     return 0 if all(shard.health == SERVING for shard in shards) else 1
 
 
-async def look(config: Config, http: Sequence[Address], timeout: float) -> list[ShardReport]:
+async def shard_reports(config: Config, http: Sequence[Address], timeout: float) -> list[ShardReport]:
     """Returns reports of all shards of a service: the listed ones, and those that they know.
 
     `http`: addresses for `/status`; default: the usual port of each shard. Raises Unavailable if no shard answers.
@@ -104,9 +101,9 @@ async def look(config: Config, http: Sequence[Address], timeout: float) -> list[
     answering, silent = await connection.find(config, timeout)
     endpoints = [*answering, *silent]
     states = await asyncio.gather(*(_health(endpoint, config, timeout) for endpoint in endpoints))
-    places = http or dict.fromkeys(Address.parse(e.address)._replace(port=METRICS_PORT) for e in endpoints)
-    told = await asyncio.gather(*(read_status(place, timeout) for place in places), return_exceptions=True)
-    by_name = {status["shard"]: status for status in told if isinstance(status, dict)}
+    addresses = http or dict.fromkeys(Address.parse(e.address)._replace(port=connection.HTTP_PORT) for e in endpoints)
+    answers = await asyncio.gather(*(connection.read_status(a, timeout) for a in addresses), return_exceptions=True)
+    by_name = {status["shard"]: status for status in answers if isinstance(status, dict)}
     return [ShardReport(end, state, by_name.get(end.name)) for end, state in zip(endpoints, states, strict=True)]
 
 

@@ -1,19 +1,82 @@
 """Tables of a service's state, for a terminal."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from rich.console import Group, RenderableType
+from rich import box
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.measure import Measurement
 from rich.padding import Padding
+from rich.table import Column, Table
 from rich.text import Text
 
 from histospec.native import SOURCES
-from histospec.server.commands.fitted import Fitted
 from histospec.server.observability.shard_health import SERVING
 
+LEAST = 12  # cells: a text column has at least this width, or that of its longest word
 COLOURS = {"bad": "red", "warn": "yellow", "info": "blue"}
 
 Row = list[Text]
+
+
+class Fitted:
+    """A table that never loses a column: if it is too wide, it stacks the cells of each row.
+
+    Only headings and text columns wrap when space is short, and only at words.
+
+    Args:
+        headings: of the columns; the first names the rows.
+        rows: one text per column.
+        text: columns of words, aligned left, which may wrap; the others are numbers.
+
+    """
+
+    def __init__(self, headings: Sequence[str], rows: Iterable[Sequence[Text]], text: Iterable[int] = (0,)) -> None:
+        self._headings = headings
+        self._rows = list(rows)
+        self._text = set(text)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """See rich."""
+        for narrow in (False, True):
+            table = self._table(narrow)
+            needs = Measurement.get(console, options.update(max_width=10_000), table)
+            if (needs.minimum if narrow else needs.maximum) <= options.max_width:
+                yield table
+                return
+        yield from self._stacked()
+
+    def _table(self, narrow: bool) -> Table:
+        table = Table(*(self._column(number, narrow) for number in range(len(self._headings))), box=box.SIMPLE_HEAD,
+                      pad_edge=False, collapse_padding=True)  # fmt: skip
+        for row in self._rows:
+            table.add_row(*row)
+        return table
+
+    def _column(self, number: int, narrow: bool) -> Column:
+        heading, cells = self._headings[number], [row[number] for row in self._rows]
+        words = max(map(cell_len, heading.split()), default=0)
+        if number in self._text:
+            longest = max((cell_len(word) for cell in cells for word in cell.plain.split()), default=0)
+            return Column(heading, min_width=max(words, min(LEAST, longest)), overflow="fold")
+        least = max(words, max((cell.cell_len for cell in cells), default=0))
+        # rich would shrink every column that may wrap below its minimum, and cut the last one off.
+        return Column(heading, justify="right", width=least if narrow else None, min_width=least, overflow="fold")
+
+    def _stacked(self) -> RenderResult:
+        if self._headings[0]:
+            yield Text(self._headings[0], "underline")
+        for name, *cells in self._rows:
+            yield Text.assemble(name, style="bold")
+            grid = Table.grid(padding=(0, 2, 0, 0))
+            grid.add_column(overflow="fold")
+            grid.add_column(overflow="fold")
+            for heading, cell in zip(self._headings[1:], cells, strict=True):
+                if cell:
+                    grid.add_row(heading, cell)
+            yield Padding(grid, (0, 0, 0, 2), expand=False)
+        yield ""
 
 
 def shard_table(shards: Iterable[tuple[str, str, str]]) -> Fitted:
@@ -31,7 +94,7 @@ def numbers(status: Mapping[str, Any]) -> Group:
         plain(status["shard"], "bold"),
         *(_hint(hint) for hint in status["hints"]),
         Fitted(["", "last ten minutes", "since the start"], _counted(status)),
-        Fitted(["now", ""], _held(status)),
+        Fitted(["now", ""], _contents(status)),
     ]
     if status["namespaces"]:
         parts += [Text("Speed-up by run", "bold"), _gains(status["namespaces"])]
@@ -61,7 +124,7 @@ def _counted(status: Mapping[str, Any]) -> list[Row]:
             _share_row("sessions with a seed that have a twin", status, "twins_hit", ("twins_hit", "twins_miss"))
         )
     rows.append(
-        _row("tokens per step", *(_ratio(status["gains"][when]["tokens_per_step"]) for when in ("recent", "totals")))
+        _row("tokens per step", *(_known(status["gains"][when]["tokens_per_step"]) for when in ("recent", "totals")))
     )
     rows.append(_share_row("draft tokens accepted", status, "accepted_tokens", ("draft_tokens",)))
     for source in SOURCES:
@@ -85,23 +148,17 @@ def _counted(status: Mapping[str, Any]) -> list[Row]:
     return rows
 
 
-def _held(status: Mapping[str, Any]) -> list[Row]:
+def _contents(status: Mapping[str, Any]) -> list[Row]:
     totals = status["totals"]
-    return [
+    rows = [
         _row("open sessions", f"{totals['sessions']:,.0f} on {totals['streams']:,.0f} streams"),
         _row("tokens of history", f"{totals['history_tokens']:,.0f}"),
         _row("index", f"{_mib(totals['index_bytes'])} of {_mib(status['memory_bytes'])}"),
-        *_room(status),
     ]
-
-
-def _room(status: Mapping[str, Any]) -> list[Row]:
-    """Returns rows for the size of the store and the free space on its disk, if known."""
-    held, limit = status.get("store_bytes"), status.get("store_limit_bytes")
+    used, limit = status.get("store_bytes"), status.get("store_limit_bytes")
     free, size = status.get("disk_free_bytes"), status.get("disk_size_bytes")
-    rows = []
-    if held is not None:
-        rows.append(_row("store", _mib(held) if limit is None else f"{_mib(held)} of {_mib(limit)}"))
+    if used is not None:
+        rows.append(_row("store", _mib(used) if limit is None else f"{_mib(used)} of {_mib(limit)}"))
     if free is not None and size is not None:
         rows.append(_row("free on the disk of the store", f"{_mib(free)} of {_mib(size)}"))
     return rows
@@ -117,10 +174,11 @@ def _gains(namespaces: Iterable[Mapping[str, Any]]) -> Fitted:
     for row in namespaces:
         for when, words in (("recent", "10 min"), ("totals", "total")):
             gain = row["gains"][when]
-            ratios = (_times(gain["speedup"]), _ratio(gain["tokens_per_step"]))
-            shares = (_percent(gain[name]) for name in ("acceptance", "empty", "known"))
-            cost = _ratio(row["verify_cost"]) if when == "recent" else ""
-            rows.append([plain(row["name"]), *map(Text, (words, *ratios, *shares, cost))])
+            speedup = "-" if gain["speedup"] is None else f"{gain['speedup']:.2f}x"
+            shares = (_known(gain[name], ".0%") for name in ("acceptance", "empty", "known"))
+            cost = _known(row["verify_cost"]) if when == "recent" else ""
+            figures = (words, speedup, _known(gain["tokens_per_step"]), *shares, cost)
+            rows.append([plain(row["name"]), *map(Text, figures)])
     return Fitted(headings, rows, text=(0, 1))
 
 
@@ -130,10 +188,10 @@ def _why(row: Mapping[str, Any]) -> Padding:
 
 
 def _namespaces(rows: Iterable[Mapping[str, Any]]) -> Fitted:
-    held = ("sessions", "problems", "history_responses", "history_tokens", "newest_epoch")
+    columns = ("sessions", "problems", "history_responses", "history_tokens", "newest_epoch")
     return Fitted(
         ["namespace", "sessions", "problems", "responses", "tokens", "newest epoch"],
-        [[plain(row["name"]), *(Text(f"{row[name]:,.0f}") for name in held)] for row in rows],
+        [[plain(row["name"]), *(Text(f"{row[name]:,.0f}") for name in columns)] for row in rows],
     )
 
 
@@ -159,16 +217,8 @@ def _share(part: float, whole: float) -> str:
     return f"{part:,.0f} of {whole:,.0f} ({part / whole:.0%})" if whole else "none"
 
 
-def _percent(share: float | None) -> str:
-    return "-" if share is None else f"{share:.0%}"
-
-
-def _ratio(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"
-
-
-def _times(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}x"
+def _known(value: float | None, form: str = ".2f") -> str:
+    return "-" if value is None else format(value, form)
 
 
 def _milliseconds(seconds: float) -> str:

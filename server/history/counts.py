@@ -1,13 +1,21 @@
-"""The counters of a history since the start. Metrics read them."""
+"""The counters of a history since the start: metrics read them, and the log sums up what was stored."""
 
+import asyncio
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import Context
 from dataclasses import dataclass, field
 
+import structlog
+
 from histospec.server.errors import StoreError
+from histospec.server.stores.interface import ResponseBatch
+
+log = structlog.get_logger()
 
 LOOKUPS = ("hit", "miss", "failed", "skipped")
+LOG_SECONDS = 5.0  # one log line for all responses that are stored within this time
 
 
 @dataclass
@@ -25,6 +33,7 @@ class Counts:
     """Requests that failed in the store."""
     lookups: Counter[str] = field(default_factory=Counter)
     """Look-ups in the store for problems missing in the index, by result: one of LOOKUPS."""
+    _unlogged: Counter[str] = field(default_factory=Counter)
 
     @contextmanager
     def store_request(self) -> Iterator[None]:
@@ -34,3 +43,18 @@ class Counts:
         except StoreError:
             self.store_errors += 1
             raise
+
+    def stored(self, batch: ResponseBatch) -> None:
+        """Counts a stored batch. Used only on the event loop."""
+        self.stored_responses += len(batch.records)
+        self.stored_tokens += batch.tokens
+        if not self._unlogged:
+            no_request = Context()  # otherwise the line would have the ID of an arbitrary request
+            asyncio.get_running_loop().call_later(LOG_SECONDS, self.log_stored, context=no_request)
+        self._unlogged.update(responses=len(batch.records), tokens=batch.tokens, batches=1)
+
+    def log_stored(self) -> None:
+        """Logs a line about the batches since the last one."""
+        if self._unlogged:
+            log.info("stored", **self._unlogged)
+            self._unlogged.clear()

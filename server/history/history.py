@@ -2,51 +2,96 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
-from typing import Any, TypeVar
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import structlog
 
 from histospec.native import Engine
 from histospec.server.errors import StoreBusy, StoreFull, StoreOpening
-from histospec.server.history.back_pressure import CROWDED, LONGEST_WAIT, LOOK_SECONDS, BackPressure
 from histospec.server.history.counts import Counts
-from histospec.server.history.epoch_watch import EpochWatch
-from histospec.server.history.epochs import Epochs
-from histospec.server.history.gaps import Gaps
 from histospec.server.history.indexing import Indexing
 from histospec.server.history.learning import Learning
 from histospec.server.history.loading import Loading
-from histospec.server.history.namespaces import Namespaces
-from histospec.server.history.read_through import WAITING, ReadThrough
-from histospec.server.history.stored_lines import StoredLines
-from histospec.server.history.unfinished import Unfinished
-from histospec.server.stores.interface import Problem, Reader, Record, ResponseBatch, Store
+from histospec.server.history.missing import Missing
+from histospec.server.history.namespaces import WATCH_SECONDS, Epochs, Namespaces
+from histospec.server.logs.lines import Throttle
+from histospec.server.stores.interface import Problem, Reader, Record, ResponseBatch, Store, by_epoch
+from histospec.server.stores.records import lacking
 
 log = structlog.get_logger()
 T = TypeVar("T")
 
+CHECK_SECONDS = 0.005  # between two checks whether there is room again
+LONGEST_WAIT = 10.0  # seconds that a caller waits for room; then it must retry later
+MAX_UNINDEXED = 128 << 20  # bytes of ingests that may wait for the store and the index
+CROWDED = "store: responses keep arriving faster than the store and the index can take them; try later"
+THROTTLE = Throttle(lines=200)
+
+
+class Imported(NamedTuple):
+    """The result of an import."""
+
+    responses: int
+    tokens: int
+    learned: bool
+    """Whether the namespace adopted the given estimator."""
+
+
+class ShieldedTasks:
+    """Finishes work even if its caller leaves: otherwise the index could lack responses that the store has."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    async def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Runs the work and returns its result. If the caller is cancelled, the work goes on."""
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return await asyncio.shield(task)
+
+    def _ended(self, task: "asyncio.Task[Any]") -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # retrieve it: the caller may have left, and asyncio would log it
+
+    async def wait(self) -> None:
+        """Waits until all work has ended."""
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
 
 class History:
-    """The finished responses of all problems of this shard. Decides when the store and the index receive each one."""
+    """The finished responses of all problems of this shard. Used only on the event loop.
 
-    def __init__(self, engine: Engine, store: Store, max_namespaces: int) -> None:
+    Decides when the store and the index receive each response. An ingest waits for room, is stored, and then indexed. A
+    commit is in the index first, because sessions draft from it at once; then it is stored in the same way.
+
+    Args:
+        engine: the index.
+        store: may still be opening; see `open`.
+        max_namespaces: how many namespaces callers may create.
+        watch_seconds: time between two checks for epochs of other shards.
+
+    """
+
+    def __init__(self, engine: Engine, store: Store, max_namespaces: int, watch_seconds: float = WATCH_SECONDS) -> None:
         self.counts = Counts()
-        self.epochs = Epochs({})
+        self.epochs = Epochs(store, watch_seconds, self._follow)
         self.namespaces = Namespaces(max_namespaces)
-        self.back_pressure = BackPressure(engine, store)
+        self._engine = engine
         self._store = store
-        self._learning = Learning(engine, store, self.counts)
         self._indexing = Indexing(engine)
-        self._gaps = Gaps(engine, whole=False)
-        self._read_through = ReadThrough(store, self._indexing, self.counts, self._gaps)
-        self.loading = Loading(store, self._read_through, self._gaps, self.counts, self._indexing.share)
-        self._epoch_watch = EpochWatch(store, self.epochs, self._replaced)
-        self._stored_lines = StoredLines()
-        self._unfinished = Unfinished()
+        self.missing = Missing(store, self._indexing, self.counts)
+        self.learning = Learning(engine, store, self.counts)
+        self.loading = Loading(store, self.missing, self.counts, self._indexing.share)
+        self._tasks = ShieldedTasks()
+        self._importing = asyncio.Lock()  # each import must see what the one before it stored
+        self._unindexed = 0  # bytes of ingests that wait for the store and the index
         self._open = False
-        self._wanted: set[Problem] = set()  # used while the store is not open
+
+    # Lifecycle
 
     @property
     def opening(self) -> str:
@@ -55,15 +100,28 @@ class History:
             return ""
         return f"store: it is not open yet ({self._store.opening or 'its namespaces are being read'}); try later"
 
+    def require_open(self) -> None:
+        """Raises StoreOpening if the store is not open."""
+        if not self._open:
+            raise StoreOpening(self.opening)
+
+    @property
+    def trouble(self) -> str:
+        """Why nothing can be stored until a person acts; empty if it can."""
+        return self._store.trouble
+
+    @property
+    def shared(self) -> bool:
+        """Whether other shards use the same store."""
+        return not self._store.whole_at_start
+
     async def open(self, newest: dict[str, int]) -> None:
         """Starts to use the open store. `newest` holds its namespaces and their newest epochs."""
-        self.epochs.merge(newest, self.epochs.setbacks)
+        self.epochs.merge(newest)
         self.namespaces.know(newest)
-        await asyncio.to_thread(self._learning.restore)
+        await asyncio.to_thread(self.learning.restore)
         self._open = True
-        wanted, self._wanted = self._wanted, set()
-        for problem in wanted:
-            self.want(problem)
+        self.missing.open()
 
     async def load(self) -> None:
         """Starts to index the contents of the store, and to save estimators.
@@ -74,82 +132,157 @@ class History:
         """
         if not self._open:
             await self.open(await asyncio.to_thread(self._store.newest_epochs))
-        self._learning.start()
-        self._epoch_watch.start()
+        self.learning.start()
+        self.epochs.watch()
         self.loading.start()
 
-    @property
-    def trouble(self) -> str:
-        """Why nothing can be stored until a person acts; empty if it can."""
-        return self._store.trouble
+    async def close(self) -> None:
+        """Finishes pending work, stops loading, saves the estimators and closes the store."""
+        await self.loading.close()
+        await self.epochs.close()
+        await self._tasks.wait()
+        await self.missing.close()
+        try:
+            if self._open:  # otherwise the new estimators would replace the saved ones
+                await self.learning.close()
+        finally:
+            await asyncio.to_thread(self._indexing.close)
+            await asyncio.to_thread(self._store.close)
+            self.counts.log_stored()
 
-    async def add(self, batch: ResponseBatch, patience: float = LONGEST_WAIT) -> None:
+    # New responses
+
+    async def add(
+        self, batch: ResponseBatch, source: str = "", explicit_epoch: bool = False, patience: float = LONGEST_WAIT
+    ) -> None:
         """Stores responses, then indexes them. Waits up to `patience` seconds for room.
 
-        Raises StoreError; then nothing of the batch is kept.
+        Raises LimitExceeded if they need one namespace too many, InvalidRequest if their namespace cannot have that
+        name, and StoreError. In each case, nothing of the batch is kept.
+
+        Args:
+            batch: the responses.
+            source: the caller, for the log; if empty, the batch is not logged.
+            explicit_epoch: the caller gave the epoch: weight-change counts no longer advance the namespace.
+            patience: seconds.
+
         """
+        started = time.monotonic()
         self.require_open()
-        until = time.monotonic() + patience
+        namespace = batch.problem.namespace
+        if batch.records:
+            self.namespaces.admit(namespace)
+            if explicit_epoch:
+                self.epochs.give(namespace)
+            await self._add(batch, started + patience)
+        if source and (more := THROTTLE.admits("ingested")) is not None:
+            log.info(
+                "ingested",
+                peer=source,
+                namespace=namespace,
+                epoch=batch.records[0].epoch if batch.records else None,
+                responses=len(batch.records),
+                tokens=batch.tokens,
+                seconds=round(time.monotonic() - started, 3),
+                **more,
+            )
+
+    async def _add(self, batch: ResponseBatch, until: float) -> None:
         while True:
-            if not await self.back_pressure.room(batch.size, until - time.monotonic()):
+            if not await self._room(until, batch.size):
                 raise StoreFull(CROWDED)
-            self.back_pressure.took(batch.size)  # before other callers check for room
+            self._unindexed += batch.size  # before other callers check for room
             try:
-                return await self._unfinished.run(self._add(batch))
+                return await self._tasks.run(self._store_and_index(batch))
             except StoreBusy:  # commits took the room
                 if time.monotonic() > until:
                     raise
-                await asyncio.sleep(LOOK_SECONDS)
+                await asyncio.sleep(CHECK_SECONDS)
 
-    async def _add(self, batch: ResponseBatch) -> None:
-        namespace = batch.problem.namespace
-        life = self._gaps.life(namespace)
+    async def _room(self, until: float, size: int = 0) -> bool:
+        """Waits until the index has room, and the queue of the store for `size` bytes. Returns False if it does not.
+
+        A size of 0 does not wait for the store, whose refusal the caller handles.
+        """
+        while self._engine.congested() or self._unindexed > MAX_UNINDEXED or not self._queue_has(size):
+            if time.monotonic() > until:
+                return False
+            await asyncio.sleep(CHECK_SECONDS)
+        return True
+
+    def _queue_has(self, size: int) -> bool:
+        """Returns whether the store will queue `size` bytes after the ingests that have not reached its queue yet.
+
+        Those that have reached it count twice. So ingests leave a part of the queue to commits.
+        """
+        waiting = self._store.waiting_bytes + self._unindexed
+        return not size or not waiting or waiting + size <= self._store.waiting_limit
+
+    async def _store_and_index(self, batch: ResponseBatch) -> None:
         try:
-            self.want(batch.problem)
-            with self._read_through.paused(batch.problem):  # otherwise a read could index the batch a second time
+            async with self.missing.storing(batch.problem, self.missing.want(batch.problem)):
                 await self._append(batch)
                 self.epochs.saw(batch)
                 try:
                     await self._indexing.add(batch)
                 except BaseException:
-                    self._gaps.add(namespace)
-                    self._gaps.add_part(batch.problem)
+                    self.missing.add(batch.problem)
                     raise
-                self._gaps.stored(batch.problem, life)
         finally:
-            self.back_pressure.indexed(batch.size)
-
-    def want(self, problem: Problem) -> None:
-        """Starts to read the problem into the index if the index lacks it. Never waits."""
-        if not self._open:
-            if len(self._wanted) < WAITING:
-                self._wanted.add(problem)
-            return
-        if self._gaps.possible(problem):
-            self._read_through.want(problem)
-
-    def require_open(self) -> None:
-        """Raises StoreOpening if the store is not open."""
-        if not self._open:
-            raise StoreOpening(self.opening)
-
-    def life(self, namespace: str) -> object:
-        """Returns the `life` for `store`; ask before the index receives a response."""
-        return self._gaps.life(namespace)
-
-    async def store(self, batch: ResponseBatch, life: object) -> None:
-        """Stores responses that the index received after `life` was asked for. Raises StoreError."""
-        self.require_open()
-        await self._append(batch)
-        self._gaps.stored(batch.problem, life)
+            self._unindexed -= batch.size
 
     async def _append(self, batch: ResponseBatch) -> None:
-        await self._read_through.settled(batch.problem)
         with self.counts.store_request():
             await asyncio.wrap_future(self._store.append(batch))
-        self.counts.stored_responses += len(batch.records)
-        self.counts.stored_tokens += batch.tokens
-        self._stored_lines.add(batch)
+        self.counts.stored(batch)
+
+    async def refuses_commits(self) -> str:
+        """Waits until the index has room. Returns why nothing can be committed now; empty if it can."""
+        return self.opening or ("" if await self._room(time.monotonic() + LONGEST_WAIT) else CROWDED)
+
+    async def commit(self, batch: ResponseBatch, generation: int) -> None:
+        """Stores responses that the index received after `missing.want` returned the generation. Raises StoreError."""
+        self.require_open()
+        async with self.missing.storing(batch.problem, generation):
+            await self._append(batch)
+
+    async def import_lacking(
+        self, namespace: str, problems: Sequence[tuple[Problem, list[Record]]], estimator: bytes = b""
+    ) -> Imported:
+        """Adds the responses that the store lacks, each with its own epoch, and an estimator if none has learned here.
+
+        A repeated call adds nothing, even after a cancelled one.
+
+        Raises LimitExceeded or InvalidRequest if the namespace cannot be created, and StoreError, after which some of
+        the responses may be stored.
+        """
+        self.require_open()
+        self.namespaces.admit(namespace)
+        return await self._tasks.run(self._import(namespace, problems, estimator))
+
+    async def _import(
+        self, namespace: str, problems: Sequence[tuple[Problem, list[Record]]], estimator: bytes
+    ) -> Imported:
+        async with self._importing:
+            learned = bool(estimator) and await self.learning.take(namespace, estimator)
+            batches = await asyncio.to_thread(self._lacking, problems)
+            results = await asyncio.gather(*map(self.add, batches), return_exceptions=True)
+        for result in results:
+            if result is not None:
+                raise result
+        return Imported(sum(len(batch.records) for batch in batches), sum(batch.tokens for batch in batches), learned)
+
+    def _lacking(self, problems: Sequence[tuple[Problem, list[Record]]]) -> list[ResponseBatch]:
+        """Returns the responses that the store lacks, in batches of one problem and one epoch."""
+        return [
+            batch
+            for problem, records in problems
+            for batch in by_epoch(
+                problem, sorted(lacking(records, self._store.history(problem)), key=lambda record: record.epoch)
+            )
+        ]
+
+    # Reads
 
     async def get(self, problem: Problem, limit: int, room: int) -> list[Record]:
         """Returns the stored responses, oldest first. Raises StoreError, and LimitExceeded beyond `room` bytes."""
@@ -159,89 +292,39 @@ class History:
 
     async def read(self, work: Callable[[Reader], T]) -> T:
         """Runs `work` on the store in a thread. Returns its result. Keeps the store open. Raises StoreError."""
-        return await self.finish(asyncio.to_thread(work, self._store))
+        return await self._tasks.run(asyncio.to_thread(work, self._store))
 
-    async def finish(self, work: Coroutine[Any, Any, T]) -> T:
-        """Runs the work and returns its result. If the caller is cancelled, work and store go on until it ends."""
-        return await self._unfinished.run(work)
-
-    async def learn(self, namespace: str, state: bytes) -> bool:
-        """Adopts an estimator from another server. Returns False if the namespace has already learned here."""
-        return await self._learning.take(namespace, state)
-
-    @property
-    def shared(self) -> bool:
-        """Whether other shards use the same store."""
-        return not self._store.whole_at_start
+    # Drops and rewinds
 
     async def drop(self, namespace: str) -> int:
         """Drops a namespace from the store and the index. Returns how many responses were stored."""
         self.require_open()
-        return await self._unfinished.run(self._drop(namespace))
-
-    async def _drop(self, namespace: str) -> int:
-        async with self._forgetting(namespace):
-            with self.counts.store_request():
-                dropped = await asyncio.wrap_future(self._store.drop(namespace))
-            self.epochs.forget(namespace)
-            async with self._read_through.still():
-                await self._indexing.drop(namespace)
-        self.namespaces.forget(namespace)
-        return dropped
+        return await self._tasks.run(self._forget(namespace, None))
 
     async def rewind(self, namespace: str, epoch: int) -> int:
         """Deletes responses of newer epochs, and returns how many. The index rereads the rest on demand."""
         self.require_open()
-        return await self._unfinished.run(self._rewind(namespace, epoch))
+        return await self._tasks.run(self._forget(namespace, epoch))
 
-    async def _rewind(self, namespace: str, epoch: int) -> int:
-        async with self._forgetting(namespace):
-            with self.counts.store_request():
-                forgotten = await asyncio.wrap_future(self._store.rewind(namespace, epoch))
-            self.epochs.rewind(namespace, epoch)
-            async with self._read_through.still():
-                await self._indexing.drop(namespace, keep_learned=True)
-        self._gaps.add(namespace)  # the older epochs, which the index no longer has
-        return forgotten
+    async def _follow(self, namespace: str, epoch: int | None) -> None:
+        """Forgets a namespace that another shard dropped (None) or rewound, or that the store lost."""
+        what = "another shard dropped it" if epoch is None else "another shard rewound it, or the store lost it"
+        log.warning("the index forgets a namespace", namespace=namespace, reason=what)
+        await self._tasks.run(self._forget(namespace, epoch, in_store=False))
 
-    async def _replaced(self, namespace: str, dropped: bool, newest: int) -> None:
-        """Forgets a namespace that another shard dropped or rewound to `newest`, or that the store lost."""
-        await self._unfinished.run(self._forget(namespace, dropped, newest))
-
-    async def _forget(self, namespace: str, dropped: bool, newest: int) -> None:
-        what = "dropped by another shard" if dropped else "rewound by another shard, or lost by the store"
-        log.warning("the index forgets a namespace, whose contents were replaced", namespace=namespace, reason=what)
-        async with self._forgetting(namespace):
-            if dropped:
-                self.epochs.forget(namespace)
-            else:
-                self.epochs.rewind(namespace, newest)
-            async with self._read_through.still():
-                await self._indexing.drop(namespace, keep_learned=not dropped)
-        self._gaps.add(namespace)
-        if dropped:
+    async def _forget(self, namespace: str, epoch: int | None, in_store: bool = True) -> int:
+        rewinds = epoch is not None
+        deleted = 0
+        async with self.learning.forgetting(namespace):
+            with self.missing.forgetting(namespace, keeps=rewinds or not in_store):
+                if in_store:
+                    with self.counts.store_request():
+                        drop, rewind = self._store.drop, self._store.rewind
+                        deleting = drop(namespace) if epoch is None else rewind(namespace, epoch)
+                        deleted = await asyncio.wrap_future(deleting)
+                self.epochs.set_back(namespace, epoch)
+                async with self.missing.still():
+                    await self._indexing.drop(namespace, keep_learned=rewinds)
+        if not rewinds:
             self.namespaces.forget(namespace)
-
-    @asynccontextmanager
-    async def _forgetting(self, namespace: str) -> AsyncIterator[None]:
-        async with self._learning.forgetting(namespace):
-            with self._gaps.forgetting(namespace):
-                yield
-
-    async def close(self) -> None:
-        """Finishes pending work, stops loading, saves the estimators and closes the store."""
-        await self.loading.close()
-        await self._epoch_watch.stop()
-        await self._unfinished.wait()
-        await self._read_through.close()
-        try:
-            if self._open:  # otherwise the new estimators would replace the saved ones
-                await self._learning.close()
-        finally:
-            await asyncio.to_thread(self._close)
-            self._stored_lines.flush()
-
-    def _close(self) -> None:
-        self._indexing.close()
-        self._epoch_watch.close()
-        self._store.close()
+        return deleted

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -33,7 +32,8 @@ class Indexing:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         least, most = INDEX_TOKENS
-        self._piece = min(most, max(least, engine.memory_budget() // INDEX_PART // BUILD_BYTES))
+        tokens = min(most, max(least, engine.memory_budget() // INDEX_PART // BUILD_BYTES))
+        self._piece_bytes = tokens * INT32.itemsize
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="index")
 
     def holds(self, problem: Problem) -> bool:
@@ -41,41 +41,39 @@ class Indexing:
         prompt = np.frombuffer(problem.prompt, INT32)
         return self._engine.knows(problem.namespace, prompt, problem=problem.name or None)
 
+    def evicted(self) -> bool:
+        """Returns whether the index has ever evicted responses."""
+        return self._engine.evicted()
+
     async def add(self, batch: ResponseBatch) -> None:
         """Indexes a new batch in the indexing thread, in the order of calls."""
-        await asyncio.get_running_loop().run_in_executor(self._thread, self.build, batch)
+        await asyncio.get_running_loop().run_in_executor(self._thread, self.build, batch.problem, batch.records)
 
-    def build(self, batch: ResponseBatch) -> None:
-        """Indexes a new batch in the caller's thread, in pieces."""
-        for some in self._pieces(batch.records):
-            self._ingest(batch.problem, some)
+    def restore(self, problem: Problem, records: list[Record], ahead: bool) -> None:
+        """Indexes responses, oldest first, that are older than all indexed responses of the problem. Blocks.
 
-    async def restore(self, problem: Problem, records: list[Record]) -> None:
-        """Runs `build_stored` in the indexing thread, in the order of calls."""
-        await asyncio.get_running_loop().run_in_executor(self._thread, self.build_stored, problem, records)
-
-    def build_stored(self, problem: Problem, records: list[Record], ahead: bool = False) -> None:
-        """Indexes responses, oldest first, that are older than all indexed responses of the problem.
-
-        Runs in the caller's thread, in pieces, newest piece first: each goes before the indexed ones. `ahead`: no
-        caller has asked for the problem yet.
+        Builds in the indexing thread, in the order of calls. `ahead`: no caller has asked for the problem yet, and the
+        caller's thread builds.
         """
-        for some in reversed(list(self._pieces(records))):
-            self._ingest(problem, some, stored=True, ahead=ahead)
+        if ahead:
+            self.build(problem, records, stored=True, ahead=True)
+        else:
+            self._thread.submit(self.build, problem, records, stored=True).result()
 
-    def _pieces(self, records: list[Record]) -> Iterator[list[Record]]:
-        some: list[Record] = []
-        size = 0
+    def build(self, problem: Problem, records: list[Record], stored: bool = False, ahead: bool = False) -> None:
+        """Indexes responses in the caller's thread, in pieces. `stored` and `ahead`: see `Engine.ingest`."""
+        pieces: list[list[Record]] = []
+        size = self._piece_bytes
         for record in records:
-            if some and size + len(record.tokens) > self._piece * INT32.itemsize:
-                yield some
-                some, size = [], 0
-            some.append(record)
+            if size + len(record.tokens) > self._piece_bytes:
+                pieces.append([])
+                size = 0
+            pieces[-1].append(record)
             size += len(record.tokens)
-        if some:
-            yield some
+        for some in reversed(pieces) if stored else pieces:  # each stored piece goes before the indexed ones
+            self._ingest(problem, some, stored, ahead)
 
-    def _ingest(self, problem: Problem, records: list[Record], stored: bool = False, ahead: bool = False) -> None:
+    def _ingest(self, problem: Problem, records: list[Record], stored: bool, ahead: bool) -> None:
         self._engine.ingest(
             problem.namespace,
             np.frombuffer(problem.prompt, INT32),

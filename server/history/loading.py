@@ -14,8 +14,7 @@ import structlog
 
 from histospec.server.errors import StoreError
 from histospec.server.history.counts import Counts
-from histospec.server.history.gaps import Gaps
-from histospec.server.history.read_through import Loaded, ReadThrough
+from histospec.server.history.missing import Missing, Reading
 from histospec.server.machine import cpu_limit
 from histospec.server.stores.interface import Problem, Store
 
@@ -39,28 +38,24 @@ class Loading:
 
     Args:
         store: loaded only if its `whole_at_start` is true.
-        read_through: reads and indexes the problems.
-        gaps: learns when the index has everything that the store had.
+        missing: reads the problems that the index lacks.
         counts: records whether loading is running.
         share: returns the share of the memory budget that the index uses.
 
     """
 
-    def __init__(
-        self, store: Store, read_through: ReadThrough, gaps: Gaps, counts: Counts, share: Callable[[], float]
-    ) -> None:
+    def __init__(self, store: Store, missing: Missing, counts: Counts, share: Callable[[], float]) -> None:
         self._store = store
-        self._read_through = read_through
-        self._gaps = gaps
+        self._missing = missing
         self._counts = counts
         self._share = share
         self._threads = ThreadPoolExecutor(threads(), thread_name_prefix="load")
         self._paging = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
         self._given_up = self._failed = False
-        self._total = 0
-        self._loaded = Loaded()
-        self._started = self._said = 0.0
+        self._whole = True  # no problem was left out
+        self._total = self._responses = self._tokens = 0
+        self._started = self._logged = 0.0
         self.done = asyncio.Event()
         """Set when loading has ended."""
         self.ready = False
@@ -79,14 +74,15 @@ class Loading:
         self._task = asyncio.ensure_future(self._run())
 
     async def _run(self) -> None:
+        stopped = "loading stopped; problems are read when they are asked for"
         try:
             await self._load()
-        except StoreError as error:
+        except Exception as error:
             self.progress = "loading stopped; the rest is read when asked for"
-            log.error("loading stopped; problems are read when they are asked for", reason=str(error))
-        except Exception:
-            self.progress = "loading stopped; the rest is read when asked for"
-            log.exception("loading stopped; problems are read when they are asked for")
+            if isinstance(error, StoreError):
+                log.error(stopped, reason=str(error))
+            else:
+                log.exception(stopped)
         finally:
             self._counts.loading = False
             self.done.set()
@@ -95,7 +91,7 @@ class Loading:
 
     async def _load(self) -> None:
         self.progress = "loading"
-        self._started = self._said = time.monotonic()
+        self._started = self._logged = time.monotonic()
         run = asyncio.get_running_loop().run_in_executor
         self._total = await run(self._threads, self._store.count)
         pages = self._store.wanted_first()
@@ -104,14 +100,14 @@ class Loading:
                 raise failure
         if self._given_up:
             return
-        about = {"responses": self._loaded.responses, "tokens": self._loaded.tokens, "seconds": self._seconds()}
-        if self._loaded.whole:
-            self._gaps.loaded()
+        about = {"responses": self._responses, "tokens": self._tokens, "seconds": round(self._seconds(), 3)}
+        if self._whole:
+            self._missing.loaded()
             self.progress = "loaded"
             log.info("loaded", **about)
         else:
-            held = f"{self._loaded.responses} of {self._total} responses"
-            self.progress = f"loaded {held}, as many as --memory holds; the rest is read when asked for"
+            share = f"{self._responses} of {self._total} responses"
+            self.progress = f"loaded {share}, as many as --memory holds; the rest is read when asked for"
             log.info("loaded as much as --memory holds; the rest is read when asked for", of=self._total, **about)
 
     async def _work(self, pages: Iterator[list[Problem]]) -> None:
@@ -124,38 +120,34 @@ class Loading:
                 if page is None:
                     return
                 with suppress(asyncio.TimeoutError):
-                    await asyncio.wait_for(self._read_through.calm(), PATIENCE)
-                self._add(await self._read_through.load(page, self._threads, self._goes_on))
+                    await asyncio.wait_for(self._missing.calm(), PATIENCE)
+                self._add(await self._missing.load(page, self._threads, self._goes_on))
         except BaseException:
             self._failed = True
             raise
-        self._loaded = self._loaded._replace(whole=False)
+        self._whole = False
 
     def _goes_on(self) -> bool:
         return not (self._given_up or self._failed) and self._share() < FULL
 
-    def _add(self, some: Loaded) -> None:
-        self._loaded = now = Loaded(
-            self._loaded.responses + some.responses,
-            self._loaded.tokens + some.tokens,
-            some.epoch,
-            self._loaded.whole and some.whole,
-        )
-        self.progress = f"loading {now.responses} of {self._total} responses"
-        if time.monotonic() - self._said > LOG_SECONDS:
-            self._said = time.monotonic()
-            speed = round(now.tokens / self._seconds())
+    def _add(self, some: Reading) -> None:
+        self._responses += some.responses
+        self._tokens += some.tokens
+        self._whole &= some.whole
+        self.progress = f"loading {self._responses} of {self._total} responses"
+        if time.monotonic() - self._logged > LOG_SECONDS:
+            self._logged = time.monotonic()
             log.info(
                 "loading",
-                responses=now.responses,
+                responses=self._responses,
                 of=self._total,
-                tokens=now.tokens,
-                tokens_per_second=speed,
-                epoch=now.epoch,
+                tokens=self._tokens,
+                tokens_per_second=round(self._tokens / self._seconds()),
+                epoch=some.epoch,
             )
 
     def _seconds(self) -> float:
-        return round(time.monotonic() - self._started, 3)
+        return time.monotonic() - self._started
 
     def give_up(self) -> None:
         """Ends loading after the problems that are being read."""

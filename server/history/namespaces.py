@@ -1,13 +1,24 @@
-"""Decides which namespaces may be created, and finds names that a caller may have meant."""
+"""Knows the namespaces of a shard: which ones callers may create, and the newest epoch of each."""
 
+import asyncio
 import difflib
-from collections.abc import Iterable
+from collections.abc import Callable, Coroutine, Iterable
+from contextlib import suppress
+from typing import Any
+
+import structlog
 
 from histospec.protocol.names import white_space
-from histospec.server.errors import InvalidRequest, LimitExceeded
+from histospec.server.errors import InvalidRequest, LimitExceeded, StoreError
+from histospec.server.logs.lines import Throttle
+from histospec.server.stores.interface import ResponseBatch, Store
+
+log = structlog.get_logger()
 
 NEARLY_SAME = 0.75
 """The minimum ratio of `difflib`: two of eight characters differ."""
+WATCH_SECONDS = 3.0
+"""Between two checks for newer epochs in a shared store."""
 
 
 def look_alikes(name: str, others: Iterable[str], most: int) -> list[str]:
@@ -46,3 +57,90 @@ class Namespaces:
     def forget(self, namespace: str) -> None:
         """Removes a dropped namespace."""
         self._admitted.discard(namespace)
+
+
+class Epochs:
+    """Knows the newest epoch of each namespace, and what may advance it. Used only on the event loop.
+
+    Callers advance it, and other shards that share the store.
+
+    Args:
+        store: may be shared.
+        watch_seconds: time between two checks of the store.
+        follow: called for a namespace that the store no longer has as it was, with the newest epoch there, or None if
+            another shard dropped it. Must call `set_back`.
+
+    """
+
+    def __init__(
+        self, store: Store, watch_seconds: float, follow: Callable[[str, int | None], Coroutine[Any, Any, None]]
+    ) -> None:
+        self._store = store
+        self._watch_seconds = watch_seconds
+        self._follow = follow
+        self._newest: dict[str, int] = {}
+        self._explicit: set[str] = set()  # namespaces in which a caller has given an epoch
+        self._setbacks = 0  # drops and rewinds; epochs read from the store before the last one are outdated
+        self._closing = asyncio.Event()
+        self._watching: asyncio.Task[None] | None = None
+
+    def newest(self, namespace: str) -> int:
+        """Returns the newest epoch of the namespace; 0 at first."""
+        return self._newest.get(namespace, 0)
+
+    def give(self, namespace: str) -> None:
+        """Records that an explicit epoch was given; weight-change counts no longer advance the namespace."""
+        self._explicit.add(namespace)
+
+    def counted(self, namespace: str, epoch: int) -> int:
+        """Returns the epoch for a response that a worker counts as of `epoch`; at least the newest epoch."""
+        newest = self.newest(namespace)
+        return newest if namespace in self._explicit else max(newest, epoch)
+
+    def saw(self, batch: ResponseBatch) -> None:
+        """Raises the newest epoch to that of the batch."""
+        namespace = batch.problem.namespace
+        self._newest[namespace] = max([self.newest(namespace), *(record.epoch for record in batch.records)])
+
+    def merge(self, stored: dict[str, int]) -> None:
+        """Raises the newest epochs to those of the store."""
+        self._newest.update({name: max(self.newest(name), epoch) for name, epoch in stored.items()})
+
+    def set_back(self, namespace: str, epoch: int | None) -> None:
+        """Sets the newest epoch back to `epoch`. None: the namespace was dropped, and its epochs start again."""
+        self._setbacks += 1
+        if epoch is None:
+            self._newest.pop(namespace, None)
+            self._explicit.discard(namespace)
+        elif namespace in self._newest:
+            self._newest[namespace] = min(self._newest[namespace], epoch)
+
+    def watch(self) -> None:
+        """Starts to check every few seconds what other shards have done, if they share the store."""
+        if not self._store.whole_at_start:
+            self._watching = asyncio.ensure_future(self._watch())
+
+    async def _watch(self) -> None:
+        throttle = Throttle(1, 60.0)
+        while True:
+            with suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._closing.wait(), self._watch_seconds)
+                return
+            before = self._setbacks
+            try:
+                replaced = await asyncio.to_thread(self._store.replaced)
+                stored = await asyncio.to_thread(self._store.newest_epochs)
+            except StoreError as error:
+                if (left_out := throttle.admits("failed")) is not None:
+                    log.warning("the newest epochs of other shards are not known", reason=str(error), **left_out)
+            else:
+                for namespace, dropped in replaced.items():
+                    await self._follow(namespace, None if dropped else stored.get(namespace, 0))
+                if before + len(replaced) == self._setbacks:
+                    self.merge(stored)
+
+    async def close(self) -> None:
+        """Stops watching, after a check that runs."""
+        self._closing.set()
+        if self._watching is not None:
+            await self._watching

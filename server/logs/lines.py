@@ -1,4 +1,4 @@
-"""Structured logs on stderr: formatted text on a terminal, otherwise one JSON object per line."""
+"""Structured log lines: formatted text on a terminal, otherwise one JSON object per line. Keeps the last warnings."""
 
 import logging
 import math
@@ -6,21 +6,94 @@ import re
 import secrets
 import sys
 import time
+import traceback
+from collections import deque
 from collections.abc import Hashable, Iterable
 from typing import TextIO
 
 import structlog
-from structlog.typing import Processor
-
-from histospec.server.logs.recent import RecentLines
-from histospec.server.logs.visible import visible, visible_traceback
-
-RECENT = RecentLines()
-"""The last warnings of this process."""
+from structlog.typing import EventDict, ExcInfo, Processor, WrappedLogger
 
 REQUEST_ID = "x-request-id"  # a key of call metadata
 LONGEST_REQUEST_ID = 64
 _STRANGE = re.compile(r"[^A-Za-z0-9._:/=+-]")
+LINES = 50  # recent warnings and errors that are kept
+LONGEST = 300  # characters of one value of these
+KEPT = ("warning", "error", "critical")
+_USER = re.compile(r"(?<=://)[^/@\s]*@")
+_SECRET = re.compile(r"(?i)\b(bearer\s+|(?:password|secret|token)\s*[=:]\s*)[^\s,;]+")
+INDENT = "    "  # of tracebacks
+
+
+class RecentLines:
+    """A structlog processor that keeps the last lines of these levels and passes all lines on unchanged."""
+
+    def __init__(self) -> None:
+        self._lines: deque[dict[str, str]] = deque(maxlen=LINES)
+
+    def __call__(self, logger: WrappedLogger, method: str, line: EventDict) -> EventDict:
+        """Keeps the line. See structlog."""
+        if line.get("level") in KEPT:
+            self._lines.append(_kept(line))
+        return line
+
+    def newest_first(self) -> list[dict[str, str]]:
+        """Returns `time`, `level`, `event` and `details` of each line. Of an exception it keeps only the type."""
+        return list(reversed(self._lines))
+
+
+def _kept(line: EventDict) -> dict[str, str]:
+    details = {k: v for k, v in line.items() if k not in ("timestamp", "level", "event", "exc_info")}
+    error = line.get("exc_info")
+    if error:
+        raised = error if isinstance(error, BaseException) else sys.exc_info()[1]
+        details["error"] = type(raised).__name__
+    return {
+        "time": str(line.get("timestamp", "")),
+        "level": str(line["level"]),
+        "event": without_secrets(str(line.get("event", ""))),
+        "details": ", ".join(f"{name}: {without_secrets(str(value))}" for name, value in details.items()),
+    }
+
+
+def without_secrets(text: str) -> str:
+    """Returns a text without user names, passwords and tokens, cut to the length of a line."""
+    text = _SECRET.sub(r"\1…", _USER.sub("…@", text))
+    return text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
+
+
+RECENT = RecentLines()
+"""The last warnings of this process."""
+
+
+class _Literal:
+    """A text that the renderer shows as a Python literal."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def __repr__(self) -> str:
+        return repr(self._text)
+
+
+def _escape(logger: WrappedLogger, method: str, line: EventDict) -> EventDict:
+    """Escapes control and bidirectional characters of callers, for a renderer that does not. See structlog."""
+    for name, value in line.items():
+        if isinstance(value, str) and not value.isprintable():
+            line[name] = escaped(value) if name in ("event", "logger") else _Literal(value)
+    return line
+
+
+def escaped(text: str) -> str:
+    """Returns the text with unprintable characters escaped."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def _print_traceback(file: TextIO, error: ExcInfo) -> None:
+    """Prints an exception indented, so that no line of it looks like a log line."""
+    for part in traceback.format_exception(*error):
+        for line in part.splitlines():
+            file.write(f"\n{INDENT}{escaped(line)}")
 
 
 def request_id(metadata: Iterable[tuple[str, str | bytes]]) -> str:
@@ -37,7 +110,7 @@ def configure(form: str, level: str, file: TextIO | None = None) -> None:
     terminal = sys.stderr is not None and sys.stderr.isatty()
     pretty = terminal if form == "auto" else form == "pretty"
     render: list[Processor] = (
-        [visible, structlog.dev.ConsoleRenderer(colors=terminal, exception_formatter=visible_traceback)]
+        [_escape, structlog.dev.ConsoleRenderer(colors=terminal, exception_formatter=_print_traceback)]
         if pretty
         else [structlog.processors.dict_tracebacks, structlog.processors.JSONRenderer()]
     )
@@ -49,9 +122,7 @@ def configure(form: str, level: str, file: TextIO | None = None) -> None:
             RECENT,
             *render,
         ],
-        wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()])
-        if hasattr(logging, "getLevelNamesMapping")
-        else structlog.make_filtering_bound_logger(getattr(logging, level.upper())),
+        wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, level.upper())),
         logger_factory=structlog.WriteLoggerFactory(file=file or sys.stderr),
         cache_logger_on_first_use=True,
     )

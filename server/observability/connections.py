@@ -65,7 +65,7 @@ class Connections:
 
     def enter(self, transport: asyncio.Transport, connection: "_Connection") -> None:
         """Adds a new connection. Closes another one first if there are too many."""
-        self._make_room(connection.peer)
+        self._close_one_of_too_many(connection.peer)
         self._open[transport] = connection
         self._peers[connection.peer] += 1
 
@@ -76,7 +76,7 @@ class Connections:
         if not self._peers[peer]:
             del self._peers[peer]
 
-    def _make_room(self, peer: str) -> None:
+    def _close_one_of_too_many(self, peer: str) -> None:
         if self._peers[peer] >= self._each:
             crowd = peer
         elif len(self._open) >= self._most:
@@ -108,6 +108,8 @@ class _Connection(asyncio.Protocol):
     def __init__(self, connections: Connections, inner: asyncio.Protocol) -> None:
         self._connections = connections
         self._inner = inner
+        self.eof_received, self.pause_writing = inner.eof_received, inner.pause_writing  # type: ignore[method-assign]
+        self.resume_writing = inner.resume_writing  # type: ignore[method-assign]
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -162,18 +164,6 @@ class _Connection(asyncio.Protocol):
         if self.stage == IDLE:
             self.begin(RECEIVING)
         self._inner.data_received(data)
-
-    def eof_received(self) -> bool | None:
-        """See asyncio."""
-        return self._inner.eof_received()
-
-    def pause_writing(self) -> None:
-        """See asyncio."""
-        self._inner.pause_writing()
-
-    def resume_writing(self) -> None:
-        """See asyncio."""
-        self._inner.resume_writing()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """See asyncio."""

@@ -1,19 +1,27 @@
-"""The counters and contents of the engine at one moment, by namespace."""
+"""The engine's counters and contents at one moment, by namespace, and the verify costs that its streams report."""
 
-from collections.abc import Iterable
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from histospec.native import AGES, COUNTERS, SOURCES, Engine
-from histospec.server.observability.verify_costs import VerifyCosts
 
 COUNTED = (
     *(name for name, *_ in COUNTERS),
     *(f"{kind}.{what}" for kind in (*SOURCES, *AGES) for what in ("draft_tokens", "accepted_tokens")),
 )
 """Columns that only grow while their namespace exists. The other columns say what the namespace holds."""
+
+LATELY = 300.0
+"""Seconds after which a stream that has not stepped no longer counts."""
+
+StreamCosts = dict[str, tuple[float, float]]
+"""The reports of one stream, by namespace: the cost of its last step, and the time."""
 
 
 class EngineCounters(NamedTuple):
@@ -44,6 +52,39 @@ class EngineCounters(NamedTuple):
     def row(self, number: int) -> dict[str, int]:
         """Returns all numbers of one namespace."""
         return dict(zip(self.columns, self.values[number].tolist(), strict=True))
+
+
+class VerifyCosts:
+    """One entry per stream and namespace. Written on the event loop, read from any thread.
+
+    Args:
+        clock: monotonic clock in seconds.
+
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.clock = clock
+        self._streams: dict[int, StreamCosts] = {}
+
+    def open(self) -> StreamCosts:
+        """Returns the dictionary in which a new stream records its costs, with the time of `clock`."""
+        stream: StreamCosts = {}
+        self._streams[id(stream)] = stream
+        return stream
+
+    def close(self, stream: StreamCosts) -> None:
+        """Removes an ended stream."""
+        self._streams.pop(id(stream), None)
+
+    def lately(self) -> dict[str, float]:
+        """Returns the median over streams, by namespace; no entry for a namespace without active streams."""
+        oldest = self.clock() - LATELY
+        costs: dict[str, list[float]] = defaultdict(list)
+        for stream in self._streams.copy().values():  # copies: streams change them meanwhile
+            for namespace, (cost, when) in stream.copy().items():
+                if when >= oldest:
+                    costs[namespace].append(cost)
+        return {namespace: statistics.median(some) for namespace, some in costs.items()}
 
 
 class EngineReader:

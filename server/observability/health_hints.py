@@ -1,6 +1,6 @@
 """Turns the numbers of a server into hints in plain language: what they mean, and what to do."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from histospec.protocol.costs import DEFAULT_DEADLINE, NOTHING_PAYS
@@ -92,79 +92,75 @@ def hints(facts: Facts) -> list[Hint]:
     return sorted(found, key=lambda hint: order.index(hint.level))
 
 
-def _faults(facts: Facts) -> list[Hint]:
-    found = []
+def _faults(facts: Facts) -> Iterator[Hint]:
     if "drain" in facts.waiting:
-        found.append(
-            Hint("info", "This shard is draining", "It refuses new calls and stops when the open streams have ended.")
-        )
+        text = "It refuses new calls and stops when the open streams have ended."
+        yield Hint("info", "This shard is draining", text)
     elif facts.waiting:
         why = "; ".join(f"{part}: {reason}" for part, reason in facts.waiting.items())
         text = (
             f"The shard drafts from running sessions. Callers that store or read must retry later ({why}). Wait "
             "until the shard is ready."
         )
-        found.append(Hint("info", "The store is not open yet", text))
+        yield Hint("info", "The store is not open yet", text)
     if facts.store_trouble:
         text = (
             f"{facts.store_trouble}. The server acknowledges no response, and workers keep theirs; see "
             "HistoSpecStoreUnusable in docs/runbooks.md."
         )
-        found.append(Hint("bad", "Nothing can be stored", text))
+        yield Hint("bad", "Nothing can be stored", text)
     if facts.damaged:
         text = (
             f"At least {_count(facts.damaged, 'stored response')} could not be read or had changed on disk, and were "
             "left out. The log names the file that was set aside. Check the disk and the memory of this machine, and "
             "see HistoSpecStoreDamaged in docs/runbooks.md."
         )
-        found.append(Hint("bad", "The store was damaged", text))
+        yield Hint("bad", "The store was damaged", text)
     if facts.store_hazard:
         text = (
             f"{facts.store_hazard}. When its memory is full, it deletes stored responses, and does not say so. With "
             "noeviction it refuses new ones, and the server reports a full store."
         )
-        found.append(Hint("warn", "The store may delete responses", text))
+        yield Hint("warn", "The store may delete responses", text)
     if facts.retention_paused:
         text = (
             f"{facts.retention_paused[0].upper()}{facts.retention_paused[1:]}. Retention deletes nothing until then. "
             "Check the clock, then run `histospec forget --older-than DAYS`, which resumes it."
         )
-        found.append(Hint("warn", "Retention is paused", text))
+        yield Hint("warn", "Retention is paused", text)
     if facts.store_errors:
         text = (
             f"{_count(facts.store_errors, 'request')} failed in the last ten minutes. Drafts continue from the index, "
             "but the store lacks these responses. Look at the errors below, then at the disk or at Redis."
         )
-        found.append(Hint("bad", "The store fails", text))
+        yield Hint("bad", "The store fails", text)
     for name, why in facts.unreadable.items():
         text = (
             f"{why}. The previous contents stay in force: revoked entries still work, new ones do not yet. Correct the "
             "files or their permissions; the server rereads them within seconds."
         )
-        found.append(Hint("bad", f"The {name} cannot be read", text))
+        yield Hint("bad", f"The {name} cannot be read", text)
     if facts.away:
         names = ", ".join(facts.away)
         text = "Its problems get no drafts until it is back; other problems do. Check its log and the network."
-        found.append(Hint("bad", f"Not serving: {names}", text))
-    return found
+        yield Hint("bad", f"Not serving: {names}", text)
 
 
-def _limits(facts: Facts) -> list[Hint]:
-    found = []
+def _limits(facts: Facts) -> Iterator[Hint]:
     if not facts.streams and not facts.lookups_ever:
         text = (
             "No worker has connected yet. Where vLLM runs, set HISTOSPEC_ENDPOINT to this server's gRPC address and "
             "HISTOSPEC_NAMESPACE to the run's name, and start vLLM with the two HistoSpec options."
         )
-        found.append(Hint("info", "Nothing is connected", text))
-    found += _room(facts.store_size)
+        yield Hint("info", "Nothing is connected", text)
+    yield from _capacity(facts.store_size)
     if facts.draft_p99 is not None and facts.draft_p99 > DEFAULT_DEADLINE:
         text = (
             f"One step in a hundred takes at least {1e3 * facts.draft_p99:,.0f} ms in the engine. By default, workers "
             f"wait {1e3 * DEFAULT_DEADLINE:.0f} ms. Use more cores and --threads, more shards, or a longer "
             "HISTOSPEC_DEADLINE for the workers."
         )
-        found.append(Hint("warn", "Drafts come late", text))
+        yield Hint("warn", "Drafts come late", text)
     hits, misses = sum(n.hits for n in facts.namespaces), sum(n.misses for n in facts.namespaces)
     if (
         facts.evicted
@@ -177,49 +173,44 @@ def _limits(facts: Facts) -> list[Hint]:
             f"{misses / (hits + misses):.0%} of the sessions found no history. Raise --memory, add shards, or keep "
             "fewer --history-epochs."
         )
-        found.append(Hint("warn", "History is evicted", text))
-    return found
+        yield Hint("warn", "History is evicted", text)
 
 
-def _room(size: StoreSize) -> list[Hint]:
-    """Returns hints about a store or disk that is nearly full."""
-    found = []
+def _capacity(size: StoreSize) -> Iterator[Hint]:
+    """Yields hints about a store or disk that is nearly full."""
     if size.disk_free is not None and size.disk_size and size.disk_free < SCARCE_SHARE * size.disk_size:
         text = (
             f"{_gib(size.disk_free)} of {_gib(size.disk_size)} are free on the volume of --data-dir. When it is full, "
             "the server refuses ingests and commits, and still drafts. Free space, enlarge the volume, or keep fewer "
             "--history-epochs."
         )
-        found.append(Hint("warn", "The disk is nearly full", text))
+        yield Hint("warn", "The disk is nearly full", text)
     if size.held is not None and size.limit and size.held > FULL_SHARE * size.limit:
         text = (
             f"The store holds {_gib(size.held)} of its limit of {_gib(size.limit)} (--disk, or the maxmemory of "
             "Redis). At the limit, the server refuses ingests and commits, and still drafts. Raise the limit, or keep "
             "fewer --history-epochs."
         )
-        found.append(Hint("warn", "The store is nearly full", text))
-    return found
+        yield Hint("warn", "The store is nearly full", text)
 
 
-def _about(mine: NamespaceFacts, facts: Facts) -> list[Hint]:
-    found = []
+def _about(mine: NamespaceFacts, facts: Facts) -> Iterator[Hint]:
     if mine.lookups >= A_FEW and mine.hits < HARDLY_ANY * mine.lookups:
-        found.append(_unknown_problems(mine, facts))
+        yield _unknown_problems(mine, facts)
     if mine.hits > mine.misses and mine.drafted >= ENOUGH_DRAFTED and mine.accepted < LOW_ACCEPTANCE * mine.drafted:
         text = (
             f"Only {mine.accepted / mine.drafted:.0%} of the tokens drafted from history are accepted: the policy has "
             "changed much since, or the temperature is high. The server shortens drafts automatically. Check that the "
             "responses come from this model, and try fewer --history-epochs."
         )
-        found.append(Hint("warn", f"{mine.name}: few draft tokens are accepted", text))
+        yield Hint("warn", f"{mine.name}: few draft tokens are accepted", text)
     if facts.streams and mine.verify_cost is not None and mine.verify_cost >= NOTHING_PAYS:
         text = (
             f"Workers report that verifying a draft token costs {mine.verify_cost:.2f} of a step without drafts: the "
             "GPU is saturated, so the server drafts nothing, and nothing is lost. Smaller batches leave room for "
             "drafts. If HISTOSPEC_VERIFY_COST is set by hand, try auto."
         )
-        found.append(Hint("info", f"{mine.name}: verifying costs too much to draft", text))
-    return found
+        yield Hint("info", f"{mine.name}: verifying costs too much to draft", text)
 
 
 def _unknown_problems(mine: NamespaceFacts, facts: Facts) -> Hint:

@@ -21,22 +21,33 @@ from histospec.native import Engine
 from histospec.server.history.counts import LOOKUPS, Counts
 from histospec.server.observability.connections import CLOSED
 from histospec.server.observability.engine_counters import EngineCounters, EngineReader
-from histospec.server.observability.labels import Labels
 from histospec.server.observability.run_series import RunSeries
 
 # 20 ms, the default deadline of a step, is a bucket bound: alerts count the steps that took longer.
 SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 
 
-class EngineCollector(Collector):
-    """Reads engine-wide numbers at every scrape."""
+class _Scrape(Collector):
+    """The metrics of one scrape: one reading of the engine and of the history's counters, and a registry."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, now: EngineCounters, counts: Counts, registry: CollectorRegistry) -> None:
         self._engine = engine
+        self._now = now
+        self._counts = counts
+        self._registry = registry
 
     def collect(self) -> Iterator[Metric]:
         """See prometheus_client."""
-        times = self._engine.lock_times()
+        yield from self._of_engine()
+        yield from self._of_history()
+        yield from self._registry.collect()
+
+    def _of_engine(self) -> Iterator[Metric]:
+        totals, times = self._now.totals(), self._engine.lock_times()
+        yield GaugeMetricFamily(
+            "histospec_history_tokens", "Tokens of finished responses in the index.", totals["history_tokens"]
+        )
+        yield GaugeMetricFamily("histospec_sessions", "Open sessions.", totals["sessions"])
         bounds = [*map(str, times["bounds"]), "+Inf"]
         yield HistogramMetricFamily(
             "histospec_engine_lock_seconds",
@@ -51,32 +62,7 @@ class EngineCollector(Collector):
         )
         yield GaugeMetricFamily("histospec_index_bytes", "Memory of the index.", self._engine.memory_bytes())
 
-
-class _Look(Collector):
-    """A registry, plus the totals of one reading of the engine."""
-
-    def __init__(self, registry: CollectorRegistry, now: EngineCounters) -> None:
-        self._registry = registry
-        self._now = now
-
-    def collect(self) -> Iterator[Metric]:
-        """See prometheus_client."""
-        totals = self._now.totals()
-        yield GaugeMetricFamily(
-            "histospec_history_tokens", "Tokens of finished responses in the index.", totals["history_tokens"]
-        )
-        yield GaugeMetricFamily("histospec_sessions", "Open sessions.", totals["sessions"])
-        yield from self._registry.collect()
-
-
-class HistoryCollector(Collector):
-    """Reads the counters of the history at every scrape."""
-
-    def __init__(self, counts: Counts) -> None:
-        self._counts = counts
-
-    def collect(self) -> Iterator[Metric]:
-        """See prometheus_client."""
+    def _of_history(self) -> Iterator[Metric]:
         counts = self._counts
         yield CounterMetricFamily(
             "histospec_ingested_responses", "Stored responses, ingested or committed.", counts.stored_responses
@@ -111,13 +97,12 @@ class Metrics:
     def __init__(self, engine: Engine, counts: Counts) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = registry = CollectorRegistry()
-        """All metrics except the series of runs."""
+        """All metrics except those that each scrape reads from the engine and the history."""
         self.engine = EngineReader(engine)
-        self._runs = RunSeries(Labels())
-        self._looking = Lock()
-        registry.register(EngineCollector(engine))
         self.counts = counts
-        registry.register(HistoryCollector(counts))
+        self._engine = engine
+        self._runs = RunSeries()
+        self._scraping = Lock()
         ProcessCollector(registry=registry)
         PlatformCollector(registry=registry)
         GCCollector(registry=registry)
@@ -168,7 +153,7 @@ class Metrics:
             open_metrics: whether the format is OpenMetrics.
 
         """
-        with self._looking:
+        with self._scraping:
             now = self.engine.read()
             pieces = [piece.encode() for piece in self._runs.text(now, open_metrics)]
-        return b"".join((*pieces, encode(_Look(self.registry, now))))
+        return b"".join((*pieces, encode(_Scrape(self._engine, now, self.counts, self.registry))))

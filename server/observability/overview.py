@@ -17,19 +17,17 @@ from prometheus_client import Metric
 from histospec.native import SOURCES
 from histospec.protocol.gains import gain
 from histospec.server.errors import StoreError
-from histospec.server.logs.recent import RecentLines
+from histospec.server.logs.lines import RecentLines
 from histospec.server.observability.health_hints import Facts, hints
 from histospec.server.observability.metrics import Metrics
 from histospec.server.observability.runs import Runs
 from histospec.server.observability.samples import COUNTED, EVERY, Sample, Samples
 from histospec.server.observability.shard_health import SERVING, UNKNOWN, UNVERIFIED, ShardHealth
 from histospec.server.observability.web import Readiness
-from histospec.server.security.watched import Watched
+from histospec.server.security.watched_files import Watched
 from histospec.server.settings.addresses import ShardAddress
 from histospec.server.settings.config import Config
 from histospec.server.stores.interface import Store, StoreSize
-
-Counters = Mapping[str, Mapping[str, float]]
 
 
 class Overview:

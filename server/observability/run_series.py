@@ -13,9 +13,71 @@ from collections.abc import Iterator, Mapping
 from statistics import median
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from histospec.native import AGES, COUNTERS, SOURCES
-from histospec.server.observability.engine_counters import EngineCounters
-from histospec.server.observability.labels import OTHER_NAMESPACES, Labels
+from histospec.server.observability.engine_counters import COUNTED, EngineCounters
+
+MAX_LABELS = 256
+"""Clients choose namespaces, and each label value costs a scraper memory for as long as it keeps the series."""
+OTHER = "_other"
+"""The label that all namespaces without their own label share."""
+
+Rows = NDArray[np.int64]
+
+
+class Labels:
+    """Gives labels to namespaces: first come, first served. Not thread-safe; `rows` receives readings in order.
+
+    A namespace keeps its label until it is dropped. Then the label is free for the one that has waited longest. All
+    others share OTHER, which also counts what a dropped namespace counted after the last reading.
+
+    No counter of OTHER ever falls. A namespace that gets a label after it was counted there begins with its own
+    counters, and OTHER keeps its counts up to then.
+    """
+
+    def __init__(self, most: int = MAX_LABELS) -> None:
+        self._most = most
+        self._waiting: dict[str, None] = {}
+        """The namespaces without a label, in the order of their first reading."""
+        self._labelled: dict[str, Rows] = {}
+        """The last reading of each namespace with a label, in the columns COUNTED."""
+        self._moved: Rows = np.zeros(len(COUNTED), np.int64)
+        """What labelled namespaces counted under OTHER, less what those that are gone counted under their labels."""
+
+    def rows(self, now: EngineCounters) -> tuple[list[str], Rows]:
+        """Returns the names to show for a reading, and one row for each, in the columns of EngineCounters.
+
+        The last name is OTHER if a namespace has no label or something was counted there.
+        """
+        index = {name: number for number, name in enumerate(now.namespaces)}
+        counted = now.numbers(COUNTED)
+        for name, last in list(self._labelled.items()):
+            if name in index:  # a lower count: dropped and created again
+                self._moved -= np.where(now.values[index[name], counted] < last, last, 0)
+            else:
+                self._moved -= last
+                del self._labelled[name]
+        self._waiting = {name: None for name in self._waiting if name in index}
+        # Two series of one name would break the scrape, so no namespace gets the label OTHER.
+        known = self._labelled.keys() | self._waiting.keys() | {OTHER}
+        new = dict.fromkeys(name for name in index if name not in known)
+        self._waiting |= new
+        for name in list(self._waiting)[: self._most - len(self._labelled)]:
+            del self._waiting[name]
+            self._labelled[name] = row = now.values[index[name], counted]
+            if name not in new:
+                self._moved += row
+        names = list(self._labelled)
+        rows = now.values[[index[name] for name in names]]
+        self._labelled = dict(zip(names, rows[:, counted], strict=True))
+
+        other = now.values.sum(axis=0) - rows.sum(axis=0)
+        other[counted] += now.dropped[counted] + self._moved
+        if len(names) == len(index) and not other.any():
+            return names, rows
+        return [*names, OTHER], np.vstack((rows, other))
 
 
 class Family(NamedTuple):
@@ -58,8 +120,8 @@ def _families() -> list[Family]:
     ):  # fmt: skip
         series = [({label: value}, f"{value}.{number}") for value in values]
         families[name] = Family(f"histospec_{name}", "counter", text, series)
-    held = "Memory of each namespace in the index."
-    return [*families.values(), Family("histospec_namespace_bytes", "gauge", held, [({}, "bytes")])]
+    text = "Memory of each namespace in the index."
+    return [*families.values(), Family("histospec_namespace_bytes", "gauge", text, [({}, "bytes")])]
 
 
 FAMILIES = _families()
@@ -70,14 +132,14 @@ SERIES_OF_A_RUN = sum(len(family.series) for family in (*FAMILIES, VERIFY_COST))
 class RunSeries:
     """Renders the series in Prometheus formats. Not thread-safe; see Labels for the order of calls."""
 
-    def __init__(self, labels: Labels) -> None:
-        self._labels = labels
+    def __init__(self) -> None:
+        self._labels = Labels()
         self._names: list[str] = []
         self._templates = [""] * len(FAMILIES)
 
     def text(self, now: EngineCounters, open_metrics: bool) -> Iterator[str]:
         """Yields one family at a time, in the OpenMetrics or the Prometheus format."""
-        names, values = self._labels.show(now)
+        names, values = self._labels.rows(now)
         if names != self._names:
             self._templates = [_template(family, names) for family in FAMILIES]
             self._names = names
@@ -89,12 +151,12 @@ class RunSeries:
         yield _head(VERIFY_COST, open_metrics) + "".join(lines)
 
 
-def _costs(said: Mapping[str, float], names: list[str]) -> dict[str, float]:
+def _costs(reported: Mapping[str, float], names: list[str]) -> dict[str, float]:
     """Returns the cost by label; the median if several namespaces share a label."""
     costs: dict[str, list[float]] = {}
     labelled = set(names)
-    for name, cost in said.items():
-        costs.setdefault(name if name in labelled else OTHER_NAMESPACES, []).append(cost)
+    for name, cost in reported.items():
+        costs.setdefault(name if name in labelled else OTHER, []).append(cost)
     return {name: median(some) for name, some in costs.items()}
 
 

@@ -6,14 +6,16 @@ from typing import Any
 
 import numpy as np
 
-from histospec.protocol.gains import MODEL_DRAFTED, gain
+from histospec.protocol.costs import NOTHING_PAYS
+from histospec.protocol.gains import MODEL_DRAFTED, Gain, gain
 from histospec.server.observability.engine_counters import EngineCounters
-from histospec.server.observability.gains import ENOUGH, why_not_more
 from histospec.server.observability.health_hints import NamespaceFacts
 from histospec.server.observability.samples import RECENT
 
 MAX_NAMESPACES = 50  # the largest ones are kept and listed
-HELD = ("sessions", "problems", "history_responses", "history_tokens", "bytes")
+ENOUGH = 20  # sessions or steps; with fewer, no reason is given
+MOST = 0.5  # a share from which it counts as the main reason
+CONTENTS = ("sessions", "problems", "history_responses", "history_tokens", "bytes")
 COUNTED = (
     "lookups_hit", "lookups_miss", "twins_hit", "twins_miss", "drafts_hit", "drafts_empty", "undrafted_tokens",
     "draft_tokens", "accepted_tokens", "generated_tokens", "history.draft_tokens", "history.accepted_tokens",
@@ -78,7 +80,7 @@ class Runs:
             "name": name,
             "verify_cost": self._costs.get(name),
             "newest_epoch": self._newest(name, now),
-            **{number: now[number] for number in (*HELD, *COUNTED)},
+            **{number: now[number] for number in (*CONTENTS, *COUNTED)},
             "gains": {"recent": recent._asdict(), "totals": total._asdict()},
             "why_not_more": why_not_more(judged, counted["lookups_hit"] + counted["lookups_miss"], cost),
         }
@@ -107,3 +109,23 @@ class Runs:
         if any(now[number] < before.get(number, 0) for number in COUNTED):  # dropped and created again
             before = {}
         return {number: now[number] - before.get(number, 0) for number in COUNTED}
+
+
+def why_not_more(some: Gain, lookups: float, verify_cost: float | None) -> str:
+    """Returns the main limit of the gain in words; empty if none stands out or the sample is too small.
+
+    `lookups`: sessions opened in the same period.
+    """
+    if some.steps < ENOUGH:
+        return ""
+    if verify_cost is not None and verify_cost >= NOTHING_PAYS:
+        return f"verifying a draft token costs {verify_cost:.2f} of a step without drafts, so nothing is drafted"
+    if (some.undrafted or 0) >= MOST:
+        return f"in {some.undrafted:.0%} of the steps, no draft was asked for, or it came too late"
+    if lookups >= ENOUGH and some.known is not None and some.known < MOST:
+        return f"{1 - some.known:.0%} of the sessions have a problem without history"
+    if (some.empty or 0) >= MOST:
+        return f"{some.empty:.0%} of the drafts are empty: no history matches these texts, or a draft would not pay"
+    if some.acceptance is not None and some.acceptance < MOST:
+        return f"{some.acceptance:.0%} of the draft tokens are accepted: the policy writes other text than before"
+    return ""

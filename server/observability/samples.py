@@ -23,7 +23,7 @@ COUNTED = (
     "generated_tokens", *EVICTED, "ingested_responses", "ingested_tokens", "store_errors", *BY_SOURCE,
 )  # fmt: skip
 """Numbers that only grow."""
-HELD = ("sessions", "streams", "index_bytes", "history_tokens")
+CONTENTS = ("sessions", "streams", "index_bytes", "history_tokens")
 """Numbers that rise and fall."""
 
 Rows = NDArray[np.float64]
@@ -37,7 +37,7 @@ class Sample(NamedTuple):
     time: float
     """Seconds of a monotonic clock."""
     values: Mapping[str, float]
-    """The values of COUNTED and HELD."""
+    """The values of COUNTED and CONTENTS."""
     buckets: Sequence[float]
     """Steps by their time in the engine: len(SECONDS) + 1 cumulative counts, as in a histogram."""
 
@@ -53,14 +53,14 @@ class Samples:
         rows = self._rows
         if len(rows) > 1 and rows[-1][0] - rows[-2][0] < EVERY:
             rows.pop()
-        values = [sample.values[name] for name in (*COUNTED, *HELD)]
+        values = [sample.values[name] for name in (*COUNTED, *CONTENTS)]
         rows.append(np.array([sample.time, *values, *sample.buckets]))
         while rows[0][0] < sample.time - HOUR:
             rows.popleft()
 
     def totals(self) -> dict[str, float]:
         """Returns the last sample."""
-        return dict(zip((*COUNTED, *HELD), self._rows[-1][1:].tolist(), strict=False))
+        return dict(zip((*COUNTED, *CONTENTS), self._rows[-1][1:].tolist(), strict=False))
 
     def recent(self) -> dict[str, float | None]:
         """Returns the counts of the last RECENT seconds, or since the first sample; `seconds` is the actual period.
@@ -70,7 +70,7 @@ class Samples:
         last = self._rows[-1]
         first = next(row for row in self._rows if row[0] >= last[0] - RECENT)
         change = last - first
-        half, most = _quantiles(change[None, 1 + len(COUNTED) + len(HELD) :])
+        half, most = _quantiles(change[None, 1 + len(COUNTED) + len(CONTENTS) :])
         counted: dict[str, float | None] = dict(zip(COUNTED, change[1:].tolist(), strict=False))
         return counted | {"seconds": float(change[0]), "draft_p50": half[0], "draft_p99": most[0]}
 
@@ -87,8 +87,8 @@ class Samples:
         change = rows[chosen] - rows[np.minimum(before, chosen - 1)]
         seconds = change[:, 0]
         count = dict(zip(COUNTED, change[:, 1:].T, strict=False))
-        held = dict(zip(HELD, rows[chosen, 1 + len(COUNTED) :].T, strict=False))
-        half, most = _quantiles(change[:, 1 + len(COUNTED) + len(HELD) :])
+        contents = dict(zip(CONTENTS, rows[chosen, 1 + len(COUNTED) :].T, strict=False))
+        half, most = _quantiles(change[:, 1 + len(COUNTED) + len(CONTENTS) :])
         rates = ("draft_tokens", "accepted_tokens", "ingested_tokens", *EVICTED, "store_errors", *BY_SOURCE)
         return {
             "time": (rows[chosen, 0] + offset).tolist(),
@@ -98,7 +98,7 @@ class Samples:
             "draft_p50": half,
             "draft_p99": most,
             **{name: _share(count[name], seconds) for name in rates},
-            **{name: values.tolist() for name, values in held.items()},
+            **{name: values.tolist() for name, values in contents.items()},
         }
 
 

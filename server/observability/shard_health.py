@@ -9,7 +9,7 @@ import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from histospec.protocol.names import DRAFT_SERVICE
-from histospec.server.security.tls import ClientCertificate
+from histospec.server.security.watched_files import read_bytes
 from histospec.server.settings.addresses import ShardAddress
 from histospec.server.settings.config import Config
 
@@ -38,9 +38,7 @@ class ShardHealth:
 
     def __init__(self, peers: Sequence[ShardAddress], config: Config) -> None:
         self._peers = peers
-        self._tls = None
-        if config.tls_cert is not None and config.tls_key is not None:
-            self._tls = ClientCertificate(config.tls_client_ca, config.tls_cert, config.tls_key)
+        self._config = config
         self._states: dict[str, str] = {}
         self._asked = -EVERY
         self._asking: asyncio.Task[None] | None = None
@@ -67,9 +65,13 @@ class ShardHealth:
             return f"tls: {error}"
 
     def _channel(self, peer: ShardAddress) -> grpc.aio.Channel:
-        if self._tls is None:
+        """Returns a channel that shows this server's own certificate, if it has one. Raises OSError."""
+        config = self._config
+        if config.tls_cert is None or config.tls_key is None:
             return grpc.aio.insecure_channel(str(peer.address), options=OPTIONS)
-        return grpc.aio.secure_channel(str(peer.address), self._tls.credentials(), options=OPTIONS)
+        authorities = None if config.tls_client_ca is None else read_bytes(config.tls_client_ca)  # None: the system's
+        own = grpc.ssl_channel_credentials(authorities, read_bytes(config.tls_key), read_bytes(config.tls_cert))
+        return grpc.aio.secure_channel(str(peer.address), own, options=OPTIONS)
 
     def stop(self) -> None:
         """Stops all checks."""

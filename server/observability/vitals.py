@@ -13,7 +13,7 @@ from histospec.server.errors import StoreError
 from histospec.server.logs.output import dropped
 from histospec.server.machine import memory_limit
 from histospec.server.security.tls import Certificates
-from histospec.server.security.watched import Watched
+from histospec.server.security.watched_files import Watched
 from histospec.server.settings.config import Config
 from histospec.server.stores.interface import Store
 

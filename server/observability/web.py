@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Executor
 from functools import partial
 from importlib import resources
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import structlog
 from aiohttp import web
@@ -17,7 +17,6 @@ from prometheus_client.exposition import choose_encoder
 from histospec.server.logs.lines import Throttle
 from histospec.server.observability.connections import MAX_CONNECTIONS, SECONDS, Connections
 from histospec.server.observability.metrics import Metrics
-from histospec.server.observability.once_a_second import OnceASecond
 
 log = structlog.get_logger()
 T = TypeVar("T")
@@ -40,11 +39,46 @@ GUARD = {
     "Cache-Control": "no-cache",
 }
 
-
 # aiohttp would log a traceback for each malformed request; the answer to the peer already says what is wrong.
 QUIET = logging.getLogger("histospec.server.observability.web")
 QUIET.addHandler(logging.NullHandler())
 QUIET.propagate = False
+
+
+class OnceASecond(Generic[T]):
+    """Computes a value at most once a second.
+
+    The callers of one second share a computation that starts after they asked, so each caller sees the effects of its
+    earlier calls. A caller waits up to a second for the start.
+    """
+
+    def __init__(self, compute: Callable[[], Awaitable[T]], seconds: float = 1.0) -> None:
+        self._compute = compute
+        self._seconds = seconds
+        self._began = float("-inf")  # start of the last computation, by the loop's clock
+        self._turn = asyncio.Lock()
+        self._next: asyncio.Task[T] | None = None  # not started to compute
+
+    async def __call__(self) -> T:
+        """Returns the value. Raises what the computation raises."""
+        if self._next is None:
+            self._next = asyncio.ensure_future(self._in_turn())
+            self._next.add_done_callback(_retrieve)
+        return await asyncio.shield(self._next)
+
+    async def _in_turn(self) -> T:
+        clock = asyncio.get_running_loop().time
+        async with self._turn:
+            await asyncio.sleep(self._began + self._seconds - clock())
+            self._next = None
+            self._began = clock()
+            return await self._compute()
+
+
+def _retrieve(task: "asyncio.Task[T]") -> None:
+    """Retrieves an error that no caller waits for, so that asyncio does not log it."""
+    if not task.cancelled():
+        task.exception()
 
 
 def most_connections(descriptors: int) -> int:

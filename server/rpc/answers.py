@@ -32,8 +32,8 @@ class Commit(NamedTuple):
 
     session: int
     batch: ResponseBatch
-    life: object
-    """The life of its namespace, see History.store."""
+    generation: int
+    """Of its namespace, see History.commit."""
 
 
 class Answer(NamedTuple):
@@ -131,7 +131,7 @@ class Answers:
         self._owe(size)
         try:
             outcomes = await asyncio.gather(
-                *(self._history.store(commit.batch, commit.life) for commit in commits), return_exceptions=True
+                *(self._history.commit(commit.batch, commit.generation) for commit in commits), return_exceptions=True
             )
         finally:
             self._owe(-size)

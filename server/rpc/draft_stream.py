@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 from histospec.native import TOO_LONG, UNKNOWN, Engine
 from histospec.protocol.arrays import INT32
 from histospec.server.errors import InvalidRequest, LimitExceeded, Unavailable
-from histospec.server.history.back_pressure import CROWDED
 from histospec.server.history.history import History
 from histospec.server.logs.lines import Throttle
 from histospec.server.observability.metrics import Metrics
@@ -153,7 +152,7 @@ class DraftStream:
         self._check_late(message.step)
         commits = any(close.commit for close in message.closes)
         # A client that commits faster than the index accepts waits here; the server does not read its stream meanwhile.
-        later = self._history.opening or (CROWDED if commits and not await self._history.back_pressure.room() else "")
+        later = await self._history.refuses_commits() if commits else ""
         answer = self._answers.begin(message.sequence, started)
         for opening in message.opens:
             await self._open_session(opening, answer)
@@ -279,19 +278,24 @@ class DraftStream:
         `later`: why nothing can be committed now; empty if it can.
         """
         origin = self._sessions.origin(close.session)
-        if close.commit and not self._sessions.has(close.session, close.generated):
-            answer.unknown.append(close.session)
-        elif close.commit and close.generated and origin is not None:
-            namespace = origin.problem.namespace
-            if not self._permit.allows("write", namespace):
-                reason = f"closes: the token has no right to write in namespace {namespace!r}"
-                self._answers.refuse(answer, "commit", close.session, reason)
-            elif later:
-                self._answers.refuse(answer, "commit", close.session, later, later=True)
+        if origin is None or not close.commit or not close.generated:
+            if not self._sessions.forget(close.session, close.generated) and close.commit:
+                answer.unknown.append(close.session)
+            return
+        namespace = origin.problem.namespace
+        refusal, again = later, True
+        if not self._permit.allows("write", namespace):
+            refusal, again = f"closes: the token has no right to write in namespace {namespace!r}", False
+        if refusal:
+            if self._sessions.forget(close.session, close.generated):
+                self._answers.refuse(answer, "commit", close.session, refusal, later=again)
             else:
-                answer.commits.append(self._sessions.commit(close, self._epoch(namespace, close)))
-                self._counts["committed"] += 1
-        self._sessions.forget(close.session)  # does nothing after a commit
+                answer.unknown.append(close.session)
+        elif (commit := self._sessions.commit(close, self._epoch(namespace, close))) is not None:
+            answer.commits.append(commit)
+            self._counts["committed"] += 1
+        else:
+            answer.unknown.append(close.session)
 
     def _epoch(self, namespace: str, close: wire.Close) -> int:
         if close.epoch is not None:

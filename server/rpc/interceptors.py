@@ -5,7 +5,8 @@ The metadata of a call authorises it before gRPC receives a message, so the serv
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +31,6 @@ from histospec.server.observability.metrics import Metrics
 from histospec.server.observability.traces import Traces
 from histospec.server.rpc import encoded, specrl, wire
 from histospec.server.rpc.slices import unless_large
-from histospec.server.rpc.strangers import Strangers
 from histospec.server.rpc.wire import unless_encoded
 from histospec.server.security.access import SET_TOKEN, Access
 from histospec.server.settings.config import Config
@@ -42,6 +42,12 @@ log = structlog.get_logger()
 DRAFTS = draft_pb2.DESCRIPTOR.services_by_name["DraftService"]
 SPECRL = rollout_cache_pb2.DESCRIPTOR.services_by_name["RolloutCacheService"]
 METHODS = {service.full_name: service.methods_by_name for service in (DRAFTS, SPECRL)}
+# Limits of unauthenticated calls.
+SHORT_BYTES = 4096  # of a message; longer than any name of a service or a file
+RECEIVED_AT_A_TIME = 2  # messages received at a time from one host ...
+WAITING_CALLS = 64  # ... and calls that wait for their turn; further calls are refused
+MESSAGE_SECONDS = 5.0  # for a message to arrive
+
 EXPECTED = (InvalidRequest, LimitExceeded, PermissionDenied, StoreOpening, Unauthenticated, Unavailable)
 
 if TYPE_CHECKING:
@@ -73,7 +79,7 @@ class Accounting(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # gener
         for method in chain.from_iterable(METHODS.values()):
             # An alert sees the first error only if the series was 0 before.
             metrics.rpc_errors.labels(method, grpc.StatusCode.INTERNAL.name)
-        self._strangers = Strangers()
+        self._unauthenticated = UnauthenticatedCalls()
         self._served: dict[str, Handler] = {}  # by the full name of a method
         self._running = 0
         self._throttle = Throttle()
@@ -106,18 +112,19 @@ class Accounting(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # gener
 
     def _serve(self, handler: "Handler", service: str, method: str) -> "Handler":
         if service not in METHODS:
-            return self._strangers.serve(handler)
-        decode, encode = self._decoder(service, method, handler), unless_encoded(handler.response_serializer)
-        if handler.response_streaming:
-            both = handler.request_streaming
-            make = grpc.stream_stream_rpc_method_handler if both else grpc.unary_stream_rpc_method_handler
-            behaviour = self._reported(handler.stream_stream if both else handler.unary_stream, method)  # type: ignore[arg-type]
-            return make(self._traced(behaviour, service, method), decode, encode)
-        make = grpc.unary_unary_rpc_method_handler
-        if service == SPECRL.full_name:
+            return self._unauthenticated.serve(handler)
+        if handler.stream_stream:
+            make: Any = grpc.stream_stream_rpc_method_handler
+        elif handler.unary_stream:
+            make = grpc.unary_stream_rpc_method_handler
+        elif service == SPECRL.full_name:
             make = grpc.stream_unary_rpc_method_handler  # its handler receives the message when there is room for it
-        behaviour = self._timed(self._reported(handler.unary_unary, method), method)  # type: ignore[arg-type]
-        return make(self._traced(behaviour, service, method), decode, encode)
+        else:
+            make = grpc.unary_unary_rpc_method_handler
+        behaviour: Any = handler.stream_stream or handler.unary_stream or handler.unary_unary
+        decode, encode = self._decoder(service, method, handler), unless_encoded(handler.response_serializer)
+        served: Handler = make(self._accounted(behaviour, handler, service, method), decode, encode)
+        return served
 
     def _refusal(self, handler: "Handler", service: str, method: str, error: Unauthenticated) -> "Handler":
         """Answers without reading: gRPC receives the message of a stream only on request."""
@@ -125,10 +132,10 @@ class Accounting(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # gener
         async def refuse(unread: Any, context: Any) -> None:
             raise error
 
-        behaviour = self._traced(self._reported(refuse, method), service, method)
+        behaviour: Any = self._accounted(refuse, handler, service, method)
         if handler.response_streaming:
             return grpc.stream_stream_rpc_method_handler(behaviour)
-        return grpc.stream_unary_rpc_method_handler(self._timed(behaviour, method))
+        return grpc.stream_unary_rpc_method_handler(behaviour)
 
     def _decoder(self, service: str, method: str, handler: "Handler") -> Callable[[bytes], Any]:
         kind = METHODS[service][method].input_type.name
@@ -138,7 +145,10 @@ class Accounting(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # gener
         assert decode is not None
         return wire.tolerant(kind, unless_large(decode) if handler.stream_stream else decode, self._checks[kind])
 
-    def _traced(self, behaviour: Behaviour, service: str, method: str) -> Behaviour:
+    def _accounted(self, behaviour: Behaviour, handler: "Handler", service: str, method: str) -> Behaviour:
+        behaviour = self._reported(behaviour, method)
+        if not handler.response_streaming:
+            behaviour = self._timed(behaviour, method)
         return behaviour if self._traces is None else self._traces.traced(behaviour, service, method)
 
     def _timed(self, behaviour: Behaviour, method: str) -> Behaviour:
@@ -177,3 +187,77 @@ class Accounting(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # gener
                 self._running -= 1
 
         return reported
+
+
+class UnauthenticatedCalls:
+    """Health and reflection calls, which need no token: the server receives little of them at a time.
+
+    gRPC has one size limit for messages of all services of a server, and receives a message only on request. Used only
+    on the event loop.
+    """
+
+    def __init__(self) -> None:
+        self._calls: Counter[str] = Counter()  # by host: calls that receive or wait for their turn
+        self._turns: dict[str, asyncio.Semaphore] = {}
+
+    def serve(self, handler: "Handler") -> "Handler":
+        """Returns a handler that receives each message in turn."""
+        decode, encode = _short(handler.request_deserializer), handler.response_serializer
+        if handler.request_streaming:
+            behaviour: Any = handler.stream_stream
+
+            async def stream(_: Any, context: Any) -> Any:
+                async for answer in behaviour(self._received(context), context):
+                    yield answer
+
+            return grpc.stream_stream_rpc_method_handler(stream, decode, encode)
+        behaviour = handler.unary_stream or handler.unary_unary
+
+        async def single(_: Any, context: Any) -> Any:
+            request = await self._receive(context)
+            if request is None:
+                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the call has no message")
+            return await behaviour(request, context)
+
+        if handler.response_streaming:
+            return grpc.stream_stream_rpc_method_handler(single, decode, encode)
+        return grpc.stream_unary_rpc_method_handler(single, decode, encode)
+
+    async def _received(self, context: Any) -> AsyncIterator[Any]:
+        while (request := await self._receive(context)) is not None:
+            yield request
+
+    async def _receive(self, context: Any) -> Any:
+        """Returns the next message; None after the last. Aborts the call if it is too long or does not arrive."""
+        host = context.peer().rpartition(":")[0]
+        if self._calls[host] >= WAITING_CALLS:
+            text = f"{WAITING_CALLS} calls of this host are already waiting; retry later"
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, text)
+        self._calls[host] += 1
+        turn = self._turns.setdefault(host, asyncio.Semaphore(RECEIVED_AT_A_TIME))
+        try:
+            async with turn:
+                request = await asyncio.wait_for(context.read(), MESSAGE_SECONDS)
+        except asyncio.TimeoutError:
+            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, f"no message for {MESSAGE_SECONDS:g} seconds")
+        finally:
+            self._calls[host] -= 1
+            if not self._calls[host]:
+                del self._calls[host], self._turns[host]
+        if request is None:
+            text = f"the message does not fit this RPC, or is longer than {SHORT_BYTES} bytes"
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, text)
+        return None if request is grpc.aio.EOF else request  # type: ignore[attr-defined] # missing in the stubs
+
+
+def _short(decode: Callable[[bytes], Any] | None) -> Callable[[bytes], Any]:
+    """Returns a decoder that gives None for a message that is too long or of another type."""
+    assert decode is not None
+
+    def decode_short(data: bytes) -> Any:
+        try:
+            return decode(data) if len(data) <= SHORT_BYTES else None
+        except Exception:
+            return None
+
+    return decode_short

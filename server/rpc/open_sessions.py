@@ -6,7 +6,6 @@ from itertools import repeat
 from typing import NamedTuple
 
 import numpy as np
-import structlog
 from numpy.typing import NDArray
 
 from histospec.native import Engine
@@ -14,8 +13,6 @@ from histospec.server.history.history import History
 from histospec.server.rpc import slices, wire
 from histospec.server.rpc.answers import Commit
 from histospec.server.stores.interface import Problem, Record, ResponseBatch
-
-log = structlog.get_logger()
 
 # Sessions with more tokens are opened in a thread, so that the event loop keeps running.
 LONG_OPEN = slices.TOKENS
@@ -26,7 +23,7 @@ class Origin(NamedTuple):
 
     problem: Problem
     seed: int | None
-    life: object  # life of its namespace, see History.store
+    generation: int  # of its namespace, for History.commit
 
 
 class OpenSessions:
@@ -59,19 +56,18 @@ class OpenSessions:
     async def open(self, opening: wire.Open) -> None:
         """Opens a session in the engine, and starts to read its problem's history if the index lacks it."""
         problem = opening.problem
-        number = await self._open_in_engine(opening)
+        number, prompt_length, known = await self._open_in_engine(opening)
         self._ids[opening.session] = number
         # A later turn belongs to the problem with which its prompt begins, in the store as in the index.
-        named = self._engine.prompt_length(number) * opening.prompt.itemsize
+        named = prompt_length * opening.prompt.itemsize
         # It drops its seed: there, the seed would name the response after the first prompt.
         seed = opening.seed if named == len(problem.prompt) else None
         problem = problem._replace(prompt=problem.prompt[:named])
-        self._origins[opening.session] = Origin(problem, seed, self._history.life(problem.namespace))
-        self._history.want(problem)
+        self._origins[opening.session] = Origin(problem, seed, self._history.missing.want(problem, known))
 
-    async def _open_in_engine(self, opening: wire.Open) -> int:
+    async def _open_in_engine(self, opening: wire.Open) -> tuple[int, int, bool]:
         open_session = functools.partial(
-            self._engine.open,
+            self._engine.open_session,
             opening.problem.namespace,
             opening.prompt,
             problem=opening.problem.name or None,
@@ -84,38 +80,40 @@ class OpenSessions:
         try:
             return await asyncio.shield(opened)
         except asyncio.CancelledError:  # the stream has ended, but the thread continues
-            opened.add_done_callback(lambda done: self._close(done.result()))
+            opened.add_done_callback(lambda done: self._engine.close(done.result()[0], commit=False))
             raise
 
-    def has(self, session: int, generated: int) -> bool:
-        """Returns whether the session is open and has generated this many tokens."""
-        number = self._ids.get(session)
-        return number is not None and self._engine.lengths(np.array([number], np.int64))[0] == generated
+    def commit(self, close: wire.Close, epoch: int) -> Commit | None:
+        """Closes a session. Returns its response for the store; the index has it from now on.
 
-    def commit(self, close: wire.Close, epoch: int) -> Commit:
-        """Closes an open session. Afterwards the index has its response, the store does not yet."""
-        number, origin = self._ids[close.session], self._origins[close.session]
-        tokens = self._engine.generated(number).tobytes()
+        Returns None, and commits nothing, if the session is not open or has not generated `close.generated` tokens.
+        """
+        origin = self._origins.get(close.session)
+        tokens = self._close(close.session, close.generated, epoch, close.alternatives)
+        if origin is None or tokens is None:
+            return None
         record = Record(tokens, epoch, close.reward, close.logprobs, seed=origin.seed, alternatives=close.alternatives)
         batch = ResponseBatch(origin.problem, [record])
         self._history.epochs.saw(batch)
-        self._engine.close(number, commit=True, epoch=epoch, alternatives=close.alternatives)
-        del self._ids[close.session], self._origins[close.session]
-        return Commit(close.session, batch, origin.life)
+        return Commit(close.session, batch, origin.generation)
 
-    def forget(self, session: int) -> None:
-        """Closes a session without a commit, if it is open."""
-        number = self._ids.pop(session, None)
+    def forget(self, session: int, generated: int = 0) -> bool:
+        """Closes a session without a commit. Returns whether it was open and had generated this many tokens."""
+        return self._close(session, generated) is not None
+
+    def _close(
+        self, session: int, generated: int, epoch: int | None = None, alternatives: bytes | None = None
+    ) -> bytes | None:
+        """Returns the tokens, None unless there are `generated` of them. Commits them if `epoch` is given."""
         self._origins.pop(session, None)
-        if number is not None:
-            self._close(number)
+        number = self._ids.pop(session, None)
+        if number is None:
+            return None
+        tokens = self._engine.close(
+            number, epoch is not None, epoch=epoch, alternatives=alternatives, expected_length=generated
+        )
+        return None if tokens is None else tokens.tobytes()
 
     def forget_all(self) -> "asyncio.Task[None]":
         """Closes all sessions, in slices. Each is in the table until the engine has closed it."""
         return asyncio.ensure_future(slices.close(list(self._ids), self.forget))
-
-    def _close(self, number: int) -> None:
-        try:
-            self._engine.close(number, commit=False)
-        except KeyError:
-            log.warning("session was gone", session=number)

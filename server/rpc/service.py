@@ -3,7 +3,7 @@
 import asyncio
 import time
 from importlib import metadata
-from typing import Any
+from typing import Any, get_args
 
 import grpc
 import grpc.aio
@@ -14,26 +14,35 @@ from histospec.native import Engine
 from histospec.protocol.names import LIMITS
 from histospec.server.errors import Unavailable
 from histospec.server.history.history import History
-from histospec.server.history.importing import Importing
+from histospec.server.history.namespaces import look_alikes
 from histospec.server.observability.metrics import Metrics
 from histospec.server.rpc import wire
 from histospec.server.rpc.draft_stream import DraftStream
 from histospec.server.rpc.export import Exports
-from histospec.server.rpc.ingest import ingest
-from histospec.server.rpc.inspection import inspect
 from histospec.server.rpc.slices import SESSION_WORK, Pacer
-from histospec.server.security.access import Access, Permit
+from histospec.server.security.access import Access, Permit, Right
 from histospec.server.settings.addresses import ShardAddress
 from histospec.server.settings.config import Config
 from histospec.server.stores.interface import Problem
 from histospec.v1 import draft_pb2 as pb
 from histospec.v1 import draft_pb2_grpc as pb_grpc
 
+MOST_SIMILAR = MOST_SHARED = 8
+"""Other namespaces in the answer to Inspect."""
+INSPECTED = (
+    "lookups_hit", "lookups_miss", "drafts_hit", "drafts_empty", "undrafted_tokens", "draft_tokens", "accepted_tokens",
+    "generated_tokens",
+)  # fmt: skip
+"""Counters of the engine that the answer to Inspect has under the same names."""
+
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class DraftService(pb_grpc.DraftServiceServicer):
-    """All RPCs of one shard. They raise errors; the interceptor turns these into gRPC statuses."""
+    """All RPCs of one shard, as draft.proto describes them.
+
+    They raise errors; the interceptor turns these into gRPC statuses.
+    """
 
     def __init__(self, engine: Engine, history: History, metrics: Metrics, config: Config, access: Access) -> None:
         self._engine = engine
@@ -42,7 +51,6 @@ class DraftService(pb_grpc.DraftServiceServicer):
         self._config = config
         self._access = access
         self._exports = Exports(history)
-        self._importing = Importing(history)
         self._streams: set[DraftStream] = set()
         self._draining = False
         self.shards: list[ShardAddress] = []
@@ -57,10 +65,9 @@ class DraftService(pb_grpc.DraftServiceServicer):
         for stream in self._streams:
             stream.drain()
 
-    async def Draft(  # type: ignore[override]  # noqa: N802 - gRPC's name, and its reader-writer style
+    async def Draft(  # type: ignore[override]  # gRPC's reader-writer style
         self, request_iterator: object, context: Context
     ) -> None:
-        """See draft.proto."""
         if self._draining:
             raise Unavailable("the server is draining; connect again")
         permit = self._permit(context)
@@ -83,24 +90,19 @@ class DraftService(pb_grpc.DraftServiceServicer):
     def _permit(self, context: Context) -> Permit:
         return self._access.permit(dict(context.invocation_metadata() or ()))
 
-    async def Ingest(self, request: pb.IngestRequest, context: Context) -> pb.IngestResponse:  # noqa: N802
-        """See draft.proto."""
+    async def Ingest(self, request: pb.IngestRequest, context: Context) -> pb.IngestResponse:
         self._permit(context).require("write", request.namespace)
         batch, _ = wire.ingest(request, self._config, self._history.epochs.newest(request.namespace))
-        await ingest(self._history, batch, context.peer(), explicit_epoch=request.HasField("epoch"))
+        await self._history.add(batch, context.peer(), explicit_epoch=request.HasField("epoch"))
         return pb.IngestResponse(responses=len(batch.records), tokens=batch.tokens)
 
-    async def History(self, request: pb.HistoryRequest, context: Context) -> bytes:  # type: ignore[override]  # noqa: N802
-        """See draft.proto."""
+    async def History(self, request: pb.HistoryRequest, context: Context) -> bytes:  # type: ignore[override]
         self._permit(context).require("read", request.namespace)
         problem, _ = wire.problem("", request)
         records = await self._history.get(problem, request.limit, self._config.max_message)
         return await asyncio.to_thread(wire.history, records)  # the interceptor accepts bytes, too
 
-    async def PredictLength(  # noqa: N802
-        self, request: pb.PredictLengthRequest, context: Context
-    ) -> pb.PredictLengthResponse:
-        """See draft.proto."""
+    async def PredictLength(self, request: pb.PredictLengthRequest, context: Context) -> pb.PredictLengthResponse:
         self._permit(context).require("read", request.namespace)
         problem, prompt = wire.problem("", request)
         quantiles = wire.quantiles(request)
@@ -108,10 +110,7 @@ class DraftService(pb_grpc.DraftServiceServicer):
         answer.quantiles.extend(quantiles)
         return answer
 
-    async def PredictLengths(  # noqa: N802
-        self, request: pb.PredictLengthsRequest, context: Context
-    ) -> pb.PredictLengthsResponse:
-        """See draft.proto."""
+    async def PredictLengths(self, request: pb.PredictLengthsRequest, context: Context) -> pb.PredictLengthsResponse:
         self._permit(context).require("read", request.namespace)
         problems = await asyncio.to_thread(wire.expected, request, self._config)
         quantiles = wire.quantiles(request)
@@ -130,10 +129,10 @@ class DraftService(pb_grpc.DraftServiceServicer):
         )
         return pb.PredictLengthResponse(lengths=lengths.tolist(), observations=observations)
 
-    async def Topology(self, request: pb.TopologyRequest, context: Context) -> pb.TopologyResponse:  # noqa: N802
-        """See draft.proto. Also tells the limits of messages, so that a client cuts its messages to fit."""
+    async def Topology(self, request: pb.TopologyRequest, context: Context) -> pb.TopologyResponse:
         self._permit(context)
         config = self._config
+        # The limits of messages, so that a client cuts its messages to fit.
         context.set_trailing_metadata(
             (
                 (LIMITS["batch"], str(config.max_batch)),
@@ -149,27 +148,51 @@ class DraftService(pb_grpc.DraftServiceServicer):
             ]
         )
 
-    async def Inspect(self, request: pb.InspectRequest, context: Context) -> pb.InspectResponse:  # noqa: N802
-        """See draft.proto."""
+    async def Inspect(self, request: pb.InspectRequest, context: Context) -> pb.InspectResponse:
         permit = self._permit(context)
         namespace = wire.namespace("namespace", request.namespace)
-        answer = await asyncio.to_thread(inspect, self._engine, self._history, permit, namespace)
+        return await asyncio.to_thread(self._inspect, permit, namespace)
+
+    def _inspect(self, permit: Permit, namespace: str) -> pb.InspectResponse:
+        """Takes milliseconds with thousands of namespaces. Raises Unauthenticated."""
         config = self._config
-        answer.shard, answer.version, answer.time = self.name, metadata.version("histospec"), time.time()
-        answer.limits.CopyFrom(
-            pb.Limits(
+        answer = pb.InspectResponse(
+            shard=self.name,
+            version=metadata.version("histospec"),
+            time=time.time(),
+            limits=pb.Limits(
                 batch=config.max_batch,
                 message_bytes=config.max_message,
                 draft_tokens=config.max_draft_tokens,
                 sessions=config.max_sessions_per_stream,
-            )
+            ),
+            rights=[right for right in get_args(Right) if permit.allows(right, namespace)],
+            loaded=self._history.loading.done.is_set(),
         )
+        if "write" in answer.rights:
+            answer.trouble = self._history.trouble
+        names, columns, values, _ = self._engine.counters()
+        if "read" in answer.rights and namespace in names:
+            row = dict(zip(columns, values[names.index(namespace)].tolist(), strict=True))
+            facts = pb.NamespaceFacts(
+                problems=row["problems"],
+                responses=row["history_responses"],
+                sessions=row["sessions"],
+                newest_epoch=self._history.epochs.newest(namespace),
+                model_draft_tokens=row["model.draft_tokens"],
+                model_accepted_tokens=row["model.accepted_tokens"],
+                **{name: row[name] for name in INSPECTED},
+            )
+            answer.facts.CopyFrom(facts)
+            asked, known = self._engine.shared_prompts(namespace)
+            for name in sorted(known, key=lambda name: (-known[name], name)):
+                if len(answer.shared) < MOST_SHARED and permit.allows("read", name):
+                    answer.shared.add(namespace=name, prompts=known[name], asked=asked)
+        similar = look_alikes(namespace, names, MOST_SIMILAR)
+        answer.similar.extend(name for name in similar if permit.allows("read", name))
         return answer
 
-    async def DropNamespace(  # noqa: N802
-        self, request: pb.DropNamespaceRequest, context: Context
-    ) -> pb.DropNamespaceResponse:
-        """See draft.proto."""
+    async def DropNamespace(self, request: pb.DropNamespaceRequest, context: Context) -> pb.DropNamespaceResponse:
         self._permit(context).require("admin", request.namespace)
         namespace = wire.namespace("namespace", request.namespace)
         responses = await self._history.drop(namespace)
@@ -177,24 +200,21 @@ class DraftService(pb_grpc.DraftServiceServicer):
             stream.forget(namespace)
         return pb.DropNamespaceResponse(responses=responses)
 
-    async def Rewind(self, request: pb.RewindRequest, context: Context) -> pb.RewindResponse:  # noqa: N802
-        """See draft.proto."""
+    async def Rewind(self, request: pb.RewindRequest, context: Context) -> pb.RewindResponse:
         self._permit(context).require("admin", request.namespace)
         namespace = wire.namespace("namespace", request.namespace)
         epoch = wire.epoch("epoch", request.epoch)
         return pb.RewindResponse(responses=await self._history.rewind(namespace, epoch))
 
-    async def Export(  # type: ignore[override]  # noqa: N802 - the writer style, see Draft
+    async def Export(  # type: ignore[override]  # the writer style, see Draft
         self, request: pb.ExportRequest, context: Context
     ) -> None:
-        """See draft.proto."""
         if self._draining:
             raise Unavailable("the server is draining; retry when it is back")
         await self._exports.run(request, self._permit(context), context, self.name, lambda: self._draining)
 
-    async def Import(self, request: pb.ImportRequest, context: Context) -> pb.ImportResponse:  # noqa: N802
-        """See draft.proto."""
+    async def Import(self, request: pb.ImportRequest, context: Context) -> pb.ImportResponse:
         self._permit(context).require("admin", request.namespace)
         problems = await asyncio.to_thread(wire.imported, request, self._config)
-        added = await self._importing.add(request.namespace, problems, request.estimator)
+        added = await self._history.import_lacking(request.namespace, problems, request.estimator)
         return pb.ImportResponse(responses=added.responses, tokens=added.tokens, learned=added.learned)

@@ -50,7 +50,7 @@ class Pacer:
         await asyncio.sleep(0)
 
 
-async def close(sessions: Sequence[int], close_one: Callable[[int], None]) -> None:
+async def close(sessions: Sequence[int], close_one: Callable[[int], object]) -> None:
     """Closes all sessions, in slices."""
     pacer = Pacer()
     for session in sessions:
@@ -78,7 +78,7 @@ async def decode(data: bytes, pacer: Pacer) -> pb.DraftRequest:
 
 
 class StepRequest(NamedTuple):
-    """The arguments of `Engine.try_step`."""
+    """The arguments of `Engine.step`."""
 
     sessions: NDArray[np.int64]
     """[B]"""
@@ -119,7 +119,7 @@ class StepRequest(NamedTuple):
 
 
 class StepResult(NamedTuple):
-    """What `Engine.try_step` returns."""
+    """What `Engine.step` returns."""
 
     tokens: NDArray[np.int32]
     """[D], flat: the drafts."""
@@ -132,7 +132,7 @@ class StepResult(NamedTuple):
 
 
 async def step(engine: Engine, asked: StepRequest, pacer: Pacer) -> StepResult:
-    """Runs `Engine.try_step` in slices. Drafts like a single call: first all sessions append, then all draft."""
+    """Runs `Engine.step` in slices. Drafts like a single call: first all sessions append, then all draft."""
     if len(asked.sessions) <= SESSIONS and asked.tokens.size <= TOKENS:
         return _call(engine, asked)
     outcomes = np.zeros(len(asked.sessions), np.uint8)
@@ -163,7 +163,7 @@ def _note(outcomes: NDArray[np.uint8], first: int, part: StepResult) -> None:
 
 def _call(engine: Engine, asked: StepRequest) -> StepResult:
     return StepResult(
-        *engine.try_step(
+        *engine.step(
             asked.sessions,
             asked.tokens,
             asked.offsets,

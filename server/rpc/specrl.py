@@ -1,8 +1,8 @@
 """`specrl.RolloutCacheService`: stores what SpecRL's updater sends as history.
 
 After every training step, the updater sends each prompt with all its responses in one call, without an epoch, and all
-these calls at once. SpecRL's own cache keeps only the last update of a prompt. Here, an update counts for an epoch of
-`visits`, so histories age and leave as with a trainer that counts epochs. If a trainer does so in this namespace, its
+these calls at once. SpecRL's own cache keeps only the last update of a prompt. Here, `Visits` gives each update an
+epoch, so histories age and leave as with a trainer that counts epochs. If a trainer does so in this namespace, its
 count is followed.
 
 The updater neither retries nor gives up. So where an `Ingest` is refused for now, an update waits, and its trainer
@@ -15,7 +15,8 @@ are decoded, and decoded piece by piece, so that steps run in between.
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import grpc.aio
@@ -28,16 +29,17 @@ from numpy.typing import NDArray
 from histospec.protocol.arrays import INT32
 from histospec.server.errors import InvalidRequest, LimitExceeded
 from histospec.server.history.history import History
+from histospec.server.logs.lines import Throttle
 from histospec.server.rpc import encoded, wire
-from histospec.server.rpc.ingest import THROTTLE, ingest
-from histospec.server.rpc.visits import Visits
 from histospec.server.security.access import Access
 from histospec.server.settings.config import Config
+from histospec.server.stores.interface import LAST_EPOCH, Problem, Record, ResponseBatch
 from histospec.specrl import rollout_cache_pb2 as pb
 from histospec.specrl import rollout_cache_pb2_grpc as pb_grpc
-from histospec.v1 import draft_pb2
 
 log = structlog.get_logger()
+
+THROTTLE = Throttle(lines=200)
 
 AT_ONCE = 8
 """Updates that the server reads, stores and indexes at the same time; others wait in the order of their arrival."""
@@ -48,6 +50,11 @@ NO_TOKEN = (
     "adds the header 'authorization: Bearer TOKEN', or call DraftClient.ingest instead of the updater"
 )
 """What to do about a missing token."""
+
+PAUSE_SECONDS = 1.0
+BURST_SECONDS = 60.0
+MAX_PROMPTS = 1 << 20
+"""Prompts of an epoch that are remembered, about 100 MB of them; one more starts the next epoch."""
 
 PIECE = 64 << 10  # bytes decoded at a time
 LAST = 0x80  # the last byte of a number is below, all others are not
@@ -63,6 +70,61 @@ class Update(NamedTuple):
     responses: list[memoryview]
 
 
+class Visits:
+    """Gives updates epochs: knows which prompts had one in the newest epoch, and in which burst.
+
+    The updater sends all prompts of a training step, or of a batch of validation, at the same time: a burst. A prompt
+    that returns in a later burst starts the next epoch. A prompt that appears several times in one burst, as each copy
+    of a repeated validation set does, starts none.
+
+    A burst begins with an update that arrives after a pause of PAUSE_SECONDS, in which the server handled no update. It
+    takes the updates that arrive until the next pause, and at most for BURST_SECONDS, so that the epochs of a trainer
+    that never pauses advance, too. Used only on the event loop.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic, most_prompts: int = MAX_PROMPTS) -> None:
+        self._clock = clock
+        self._most_prompts = most_prompts
+        self._burst = 0
+        self._began = self._answered = -PAUSE_SECONDS
+        self._running = 0
+        self._epoch = -1
+        self._advanced = 0  # the burst that began this epoch
+        self._prompts: dict[int, int] = {}  # by hash: the last burst
+
+    @contextmanager
+    def update(self) -> Iterator[int]:
+        """Yields the burst of an update that arrives now; the block handles the update."""
+        now = self._clock()
+        paused = not self._running and now - self._answered >= PAUSE_SECONDS
+        if not self._burst or paused or now - self._began >= BURST_SECONDS:
+            self._burst += 1
+            self._began = now
+        self._running += 1
+        try:
+            yield self._burst
+        finally:
+            self._running -= 1
+            self._answered = self._clock()
+
+    def epoch(self, prompt: int, burst: int, newest: int) -> int:
+        """Returns the epoch for an update of a prompt, by hash: `newest`, the namespace's newest, or the next one."""
+        if newest != self._epoch:
+            return newest
+        before = self._prompts.get(prompt)
+        if before is None:
+            return newest + (len(self._prompts) >= self._most_prompts)
+        return newest + (burst > max(before, self._advanced))
+
+    def note(self, prompt: int, burst: int, epoch: int) -> None:
+        """Records an update."""
+        if epoch != self._epoch:
+            self._epoch = epoch
+            self._advanced = burst
+            self._prompts.clear()
+        self._prompts[prompt] = max(burst, self._prompts.get(prompt, 0))
+
+
 class RolloutCacheService(pb_grpc.RolloutCacheServiceServicer):
     """The service. It raises errors; the interceptor turns these into gRPC statuses."""
 
@@ -73,10 +135,9 @@ class RolloutCacheService(pb_grpc.RolloutCacheServiceServicer):
         self._visits = Visits()
         self._places = asyncio.Semaphore(AT_ONCE)
 
-    async def UpdateCache(  # noqa: N802 - gRPC's name
+    async def UpdateCache(
         self, unread: object, context: "grpc.aio.ServicerContext[Any, Any]"
     ) -> pb.UpdateCacheResponse:
-        """See rollout_cache.proto."""
         self._access.permit(dict(context.invocation_metadata() or ())).require("write", self._config.specrl_namespace)
         self._history.require_open()
         until = time.monotonic() + PATIENCE
@@ -87,40 +148,40 @@ class RolloutCacheService(pb_grpc.RolloutCacheServiceServicer):
 
     async def _add(self, update: Update, burst: int, peer: str, until: float) -> None:
         """Stores and indexes an update. `until`: when it stops waiting for room, by `time.monotonic`."""
-        namespace, prompt_hash = self._config.specrl_namespace, update.prompt_hash
-        translated = await self._translated(update)
-        left_out = len(update.responses) - len(translated.responses)
+        namespace, prompt_hash, sent = self._config.specrl_namespace, update.prompt_hash, len(update.responses)
+        prompt, texts = await self._texts(update)
         del update  # from here on, only its decoded copy takes memory
         epoch = self._visits.epoch(prompt_hash, burst, self._history.epochs.newest(namespace))
-        batch, _ = wire.ingest(translated, self._config, epoch)
-        if left_out and (more := THROTTLE.admits("empty")) is not None:
-            log.warning("empty responses left out", peer=peer, empty=left_out, others=len(batch.records), **more)
-        if batch.records:
+        records = [Record(tokens, min(epoch, LAST_EPOCH)) for tokens in texts]
+        batch = ResponseBatch(Problem(namespace, prompt), records)
+        if sent > len(records) and (more := THROTTLE.admits("empty")) is not None:
+            empty = sent - len(records)
+            log.warning("empty responses left out", peer=peer, empty=empty, others=len(records), **more)
+        if records:
             self._visits.note(prompt_hash, burst, epoch)
             self._history.epochs.saw(batch)  # before it is stored: other prompts of this burst are arriving
-        await ingest(self._history, batch, peer, patience=until - time.monotonic())
+        await self._history.add(batch, peer, patience=until - time.monotonic())
 
-    async def _translated(self, request: Update) -> draft_pb2.IngestRequest:
-        """Returns the update as an IngestRequest, without its empty responses.
+    async def _texts(self, update: Update) -> tuple[bytes, list[bytes]]:
+        """Returns the tokens of the prompt and of the responses that are not empty.
 
         Raises InvalidRequest, and LimitExceeded before decoding much.
         """
-        if not request.responses:
-            raise InvalidRequest("responses: must not be empty")
         config = self._config
-        prompt = await tokens_of("prompt", request.prompt, config.max_prompt_tokens)
-        if request.prompt_hash != (right := xxhash.xxh64_intdigest(prompt, seed=0)):
-            text = f"prompt_hash: {request.prompt_hash} is not the XXH64 of the prompt's {len(prompt) // 4} tokens"
+        if not update.responses:
+            raise InvalidRequest("responses: must not be empty")
+        prompt = await tokens_of("prompt", update.prompt, config.max_prompt_tokens)
+        if update.prompt_hash != (right := xxhash.xxh64_intdigest(prompt, seed=0)):
+            text = f"prompt_hash: {update.prompt_hash} is not the XXH64 of the prompt's {len(prompt) // 4} tokens"
             raise InvalidRequest(f"{text}, which is {right}")
-        encoded.refuse_more("responses", len(request.responses), config.max_batch)
-        responses = []
-        for i, response in enumerate(request.responses):
-            field = f"responses[{i}].tokens"
-            tokens = await tokens_of(field, response, config.max_session_tokens)
-            wire.token_array(field, tokens)  # here: without the empty ones, the number of a response may change
-            if tokens:
-                responses.append(draft_pb2.Response(tokens=tokens))
-        return draft_pb2.IngestRequest(namespace=config.specrl_namespace, prompt=prompt, responses=responses)
+        if not wire.token_array("prompt", prompt).size:
+            raise InvalidRequest("prompt: must not be empty")
+        encoded.refuse_more("responses", len(update.responses), config.max_batch)
+        texts = []
+        for i, response in enumerate(update.responses):
+            texts.append(await tokens_of(f"responses[{i}].tokens", response, config.max_session_tokens))
+            wire.token_array(f"responses[{i}].tokens", texts[-1])
+        return prompt, [tokens for tokens in texts if tokens]
 
 
 async def _received(context: "grpc.aio.ServicerContext[Any, Any]") -> Update:

@@ -21,9 +21,8 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from histospec.server.errors import ConfigError, PermissionDenied, Unauthenticated
-from histospec.server.security.small_files import read_text
-from histospec.server.security.watched import Watched
+from histospec.server.errors import ConfigError, PermissionDenied, Unauthenticated, reason
+from histospec.server.security.watched_files import Watched, read_text
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -147,7 +146,7 @@ def _read(path: Path) -> dict[str, _Token]:
 def _words(error: Exception) -> str:
     """Returns what is wrong without quoting the file, which holds secrets."""
     if isinstance(error, OSError):
-        return (error.strerror or "cannot be read").lower()
+        return reason(error)
     if isinstance(error, ValidationError):
         first = error.errors(include_url=False, include_input=False)[0]
         return f"{'.'.join(map(str, first['loc']))}: {first['msg'].removeprefix('Value error, ')}"

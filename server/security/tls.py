@@ -8,9 +8,8 @@ from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
-from histospec.server.errors import ConfigError
-from histospec.server.security.small_files import read_bytes
-from histospec.server.security.watched import Watched
+from histospec.server.errors import ConfigError, reason
+from histospec.server.security.watched_files import Watched, read_bytes
 
 
 class _Contents(NamedTuple):
@@ -21,20 +20,6 @@ class _Contents(NamedTuple):
     authorities: bytes | None
     expiry: float
     """Expiry of the first certificate of the chain to expire, in seconds since 1970."""
-
-
-class ClientCertificate(NamedTuple):
-    """The server's own certificate, which it shows as a client of another shard."""
-
-    authorities: Path | None
-    """None for the system's authorities."""
-    certificate: Path
-    key: Path
-
-    def credentials(self) -> grpc.ChannelCredentials:
-        """Returns credentials for a channel from the current files. Raises OSError."""
-        authorities = None if self.authorities is None else read_bytes(self.authorities)
-        return grpc.ssl_channel_credentials(authorities, read_bytes(self.key), read_bytes(self.certificate))
 
 
 class Certificates:
@@ -82,7 +67,7 @@ def _text(flag: str, path: Path) -> bytes:
     try:
         text = read_bytes(path)
     except OSError as error:
-        raise ConfigError(f"{flag} {path}: {(error.strerror or str(error)).lower()}") from None
+        raise ConfigError(f"{flag} {path}: {reason(error)}") from None
     if b"-----BEGIN" not in text:
         raise ConfigError(f"{flag} {path}: is not a PEM file")
     return text

@@ -7,23 +7,23 @@ store, and segments that are being merged. `needed` says how much (docs/benchmar
 from histospec.server.arguments import shown
 from histospec.server.errors import ConfigError
 
-BESIDE = 512 << 20
+OVERHEAD = 512 << 20
 """Bytes that a server needs besides its index, however small the index is ..."""
-BESIDE_SHARE = 0.15
+OVERHEAD_SHARE = 0.15
 """... plus this share of the index."""
 DEFAULT = 8 << 30
-LEAST_SHARE = 0.25  # of a limit too small for BESIDE
+LEAST_SHARE = 0.25  # of a limit too small for OVERHEAD
 ROUND = 1 << 20
 
 
 def needed(budget: int) -> int:
     """Returns the bytes that a server with an index of `budget` bytes may need."""
-    return budget + BESIDE + int(budget * BESIDE_SHARE)
+    return budget + OVERHEAD + int(budget * OVERHEAD_SHARE)
 
 
 def fitting(limit: int) -> int:
     """Returns the largest index for a process limit of `limit` bytes, in whole MiB."""
-    fits = max(int((limit - BESIDE) / (1 + BESIDE_SHARE)), int(limit * LEAST_SHARE), ROUND)
+    fits = max(int((limit - OVERHEAD) / (1 + OVERHEAD_SHARE)), int(limit * LEAST_SHARE), ROUND)
     return fits - fits % ROUND
 
 

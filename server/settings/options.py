@@ -20,9 +20,8 @@ from pydantic import ValidationError
 
 from histospec.server.arguments import ArgumentParser, shown
 from histospec.server.errors import ConfigError
-from histospec.server.security.small_files import read_text
-from histospec.server.settings.config import PREFIX, Config, StoreConfig
-from histospec.server.settings.option_types import is_size
+from histospec.server.security.watched_files import read_text
+from histospec.server.settings.config import PREFIX, Config, StoreConfig, is_size
 
 LONGEST = 300  # characters of a sentence, which repeats the wrong value
 C = TypeVar("C", bound=StoreConfig)

@@ -40,18 +40,23 @@ def epoch(number: int, steps: int, reused: int, seconds: float) -> dict[str, Any
     }  # fmt: skip
 
 
-def write(folder: Path, name: str, epochs: list[dict[str, Any]]) -> None:
-    records = [*epochs, {"held_out": 0.75}, {"server_seconds": 1.5}]
-    text = "".join(json.dumps(record) + "\n" for record in records)
-    runs.file_of(folder, name, 1).write_bytes(gzip.compress(text.encode()))
+def study(folder: Path, made: dict[str, list[tuple[int, int, float]]]) -> Any:
+    """Runs of methods, of which each epoch is given, as `runs` reads them."""
+    for name, rows in made.items():
+        records = [
+            *(epoch(number, *row) for number, row in enumerate(rows, 1)),
+            {"held_out": 0.75},
+            {"server_seconds": 1.5},
+        ]
+        text = "".join(json.dumps(record) + "\n" for record in records)
+        runs.file_of(folder, name, 1).write_bytes(gzip.compress(text.encode()))
+    return runs.load(folder, METHODS)
 
 
 def test_tables_leave_the_first_epoch_out(tmp_path: Path) -> None:
     """Nothing can be reused in it, or drafted from history."""
     made = {"none": [(100, 0, 4.0)] * 3, "SPEC-RL 1": [(100, 0, 4.0), (20, 60, 1.0), (30, 40, 1.0)]}
-    for name, rows in made.items():
-        write(tmp_path, name, [epoch(number, *row) for number, row in enumerate(rows, 1)])
-    found = runs.load(tmp_path, METHODS)
+    found = study(tmp_path, made)
     assert list(found) == ["none", "SPEC-RL 1"]
     work = [cell.strip() for cell in tables.work(found).splitlines()[3].split("|")[1:-1]]
     assert work == ["SPEC-RL 1", "1", "0.1", "4.00x", "0.1", "2.00x", "50%", "50%", "0.200", "0.200", "0.750", "0.50"]
@@ -62,9 +67,7 @@ def test_tables_leave_the_first_epoch_out(tmp_path: Path) -> None:
 
 def test_repetition_is_beside_independent_draws(tmp_path: Path) -> None:
     made = {"HistoSpec": [(100, 0, 1.0), (60, 0, 1.0)], "coupled 0.5": [(100, 0, 1.0), (20, 0, 1.0)]}
-    for name, rows in made.items():
-        write(tmp_path, name, [epoch(number, *row) for number, row in enumerate(rows, 1)])
-    found = runs.load(tmp_path, METHODS)
+    found = study(tmp_path, made)
     cells = [cell.strip() for cell in tables.repetition(found).splitlines()[3].split("|")[1:-1]]
     assert cells == ["coupled 0.5", "0.0", "3.00x", "0.25", "0.50", "0.75", "0.150", "0.150", "0.750"]
 
@@ -72,9 +75,7 @@ def test_repetition_is_beside_independent_draws(tmp_path: Path) -> None:
 def test_drafters_are_compared_epoch_by_epoch(tmp_path: Path) -> None:
     """100 tokens an epoch: 50, 40 and 20 steps are 2, 2.5 and 5 tokens a step; 4 ms are 40 microseconds a token."""
     made = {"none": [(100, 0, 0.01)] * 3, "drafter": [(50, 0, 0.004), (40, 0, 0.002), (20, 0, 0.004)]}
-    for name, rows in made.items():
-        write(tmp_path, name, [epoch(number, *row) for number, row in enumerate(rows, 1)])
-    found = runs.load(tmp_path, METHODS)
+    found = study(tmp_path, made)
     head, _, plain, drafter = tables.by_epoch(found).splitlines()
     assert head.count("tokens per step") == head.count("µs") == 4  # epochs 1, 2 and 3, and the mean
     assert [cell.strip() for cell in plain.split("|")[1:-1]] == ["none", *["1.00"] * 4, *["100"] * 4]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.charts import CHART, container, helm, one, operator_takes, render, shard
+from tests.support.charts import CHART, container, helm, one, operator_takes, pod_of, render, shard
 
 VALUES = sorted((Path(__file__).parent / "values").glob("*.yaml"))
 EVERYTHING = Path(__file__).parent / "values" / "everything.yaml"
@@ -56,10 +56,7 @@ def test_a_change_of_an_option_rolls_the_shards() -> None:
 
 @each_values
 def test_every_pod_is_hardened(values: Path) -> None:
-    for manifest in render("--values", values):
-        if manifest["kind"] not in ("StatefulSet", "DaemonSet", "Pod"):
-            continue
-        spec = manifest["spec"] if manifest["kind"] == "Pod" else manifest["spec"]["template"]["spec"]
+    for spec in filter(None, map(pod_of, render("--values", values))):
         assert spec["automountServiceAccountToken"] is False
         assert spec["securityContext"]["runAsNonRoot"] is True
         assert spec["securityContext"]["runAsUser"] == 65532

@@ -13,7 +13,6 @@ WORKER = {"app": "rollouts"}
 
 
 def matches(selector: dict[str, Any] | None, labels: dict[str, str]) -> bool:
-    """Returns whether a selector that has only labels selects these labels."""
     return selector is not None and (selector.get("matchLabels") or {}).items() <= labels.items()
 
 

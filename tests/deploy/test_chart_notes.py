@@ -3,14 +3,16 @@
 import json
 from pathlib import Path
 
-from tests.support.charts import render
-from tests.support.notes import environment, notes, worker
+from tests.support.charts import environment, notes, render, worker
 
 VALUES = Path(__file__).parent / "values"
 
 
 def test_notes_say_the_lines_for_this_release(tmp_path: Path) -> None:
     text = notes(tmp_path)
+    (headless,) = [m for m in render() if m["kind"] == "Service" and m["spec"].get("clusterIP") == "None"]
+    assert headless["metadata"]["name"] == "run-histospec-headless", "discovery needs the address of each shard"
+    assert 6378 in [port["port"] for port in headless["spec"]["ports"]]
     assert environment(text) == {
         "HISTOSPEC_ENDPOINT": "discover://run-histospec-headless.rl.svc:6378",
         "HISTOSPEC_NAMESPACE": "run-1",

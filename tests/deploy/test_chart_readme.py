@@ -9,7 +9,8 @@ from typing import Any
 
 import yaml
 
-from tests.support.charts import CHART, tool
+from tests.support.charts import CHART
+from tests.support.programs import program
 
 README = CHART / "README.md"
 
@@ -24,7 +25,6 @@ def leaves(values: dict[str, Any], before: str = "") -> set[str]:
 
 
 def rows() -> set[str]:
-    """Returns the values in the table."""
     return set(re.findall(r"^\| `([^`]+)` ", README.read_text(), re.M))
 
 
@@ -35,7 +35,7 @@ def documented(leaf: str) -> bool:
 
 
 def test_the_table_is_up_to_date(tmp_path: Path) -> None:
-    generator = tool("readme-generator")
+    generator = program("readme-generator")
     copy = tmp_path / "README.md"
     shutil.copy(README, copy)
     command = [generator, "--values", str(CHART / "values.yaml"), "--readme", str(copy)]
@@ -50,7 +50,6 @@ def test_every_value_is_documented() -> None:
 
 
 def known(schema: dict[str, Any], definitions: dict[str, Any], before: str = "") -> set[str]:
-    """Returns dotted names of all values in a schema."""
     if "$ref" in schema:
         schema = definitions[schema["$ref"].rpartition("/")[2]]
     below = schema.get("properties")

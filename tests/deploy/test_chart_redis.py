@@ -46,8 +46,7 @@ def test_the_server_reads_the_mounted_url(redis_server: RedisProcess, start_serv
         text["data"]["histospec.toml"].replace("/etc/histospec/store", str(mounted)).replace("64GiB", "1GiB")
     )
     server = start_server("--config", str(file), "--log-level", "info")
-    server.terminate()
-    assert server.wait() == 0
+    server.drain()
 
 
 def test_the_authority_of_redis_can_be_mounted() -> None:

@@ -1,17 +1,36 @@
-"""Sizes: the memory limit determines the index and the volume the file; sizes that do not fit are refused."""
+"""Sizes: the memory limit determines the index and the volume the file; sizes that do not fit are refused.
+
+The chart and the server compute memory alike: the server does not warn about what the chart accepts.
+"""
 
 from fractions import Fraction
 from pathlib import Path
 
 import pytest
 import yaml
+from pydantic import ByteSize, TypeAdapter
 
+from histospec.server.settings.budget import check_budget
 from tests.support.charts import CHART, container, one, options, refusal, render, shard
-from tests.support.quantities import exact, size
 
 QUANTITIES = ["10Gi", "10G", "0.5Ti", "1.5e10", "15E9", "2e+10", "10737418240", "128974848000m", "12345Mi",
               "99999999Ki", ".25Ti", "20.G", "30000000k", "0.00005P", "0.00000001E"]  # fmt: skip
 GIB = 2**30
+# What each suffix multiplies by, as Kubernetes documents its quantities.
+SUFFIXES: dict[str, Fraction | int] = {
+    "": 1, "m": Fraction(1, 1000), "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15, "E": 10**18,
+    "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40,
+}  # fmt: skip
+
+
+def size(text: object) -> int:
+    return int(TypeAdapter(ByteSize).validate_python(text))
+
+
+def exact(quantity: str) -> Fraction:
+    """A quantity as Kubernetes reads it."""
+    number = quantity.rstrip("kmKMGTPEi")
+    return Fraction(number) * SUFFIXES[quantity[len(number) :]]
 
 
 def memory(limit: str, *words: object) -> int:
@@ -136,3 +155,18 @@ def test_the_example_in_the_docs_is_taken(tmp_path: Path) -> None:
         (tmp_path / "values.yaml").write_text(block)
         assert yaml.safe_load(block)["resources"]["limits"]["memory"]
         render("--values", tmp_path / "values.yaml")
+
+
+@pytest.mark.parametrize("limit", ["10Gi", "12Gi", "20Gi", "4Gi", "2800Mi", "68Gi", "1Gi", "1Ti"])
+def test_what_the_chart_computes_it_takes_and_so_does_the_server(limit: str) -> None:
+    given = options(render("--set", f"resources.limits.memory={limit}"))["memory"]
+    assert options(render("--set", f"resources.limits.memory={limit},options.memory={given}"))["memory"] == given
+    assert check_budget(size(given), True, int(exact(limit)), 2**50) == ""
+
+
+@pytest.mark.parametrize("limit", ["10Gi", "15Gi", "68Gi", "2Gi", "100G"])
+def test_the_server_has_no_word_against_the_largest_index_that_the_chart_takes(limit: str) -> None:
+    said = refusal("--set", f"options.memory=4TiB,resources.limits.memory={limit}")
+    most = said.partition("Give it at most ")[2].partition(",")[0]
+    assert check_budget(size(most), True, int(exact(limit)), 2**50) == ""
+    assert size(most) > exact(limit) * Fraction(6, 10)

@@ -1,8 +1,6 @@
 """Tokens as installed: the chart creates them, a real server accepts them, and the notes say how to use them."""
 
 import base64
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +8,7 @@ import pytest
 
 from histospec.client import DraftClient, PermissionDenied, Response
 from tests.support.charts import Manifest, one, options, refusal, render, shard
+from tests.support.children import histospec
 from tests.support.servers import Starter
 
 SECRET = "run-histospec-tokens"
@@ -105,11 +104,10 @@ def test_helm_test_gets_in_with_the_made_token(start_server: Starter, tmp_path: 
     words = [word.replace(mount["mountPath"], str(tmp_path)) for word in spec["containers"][0]["args"]]
     assert words[1] == "discover://run-histospec-headless.rl.svc:6378"
     words[1] = server.endpoint
-    command = [sys.executable, "-m", "histospec.server", *words, f"--http={server.http}"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path)
-    assert done.returncode == 0, done.stdout + done.stderr
-    without = [word for word in command if not word.startswith("--token-file")]
-    assert subprocess.run(without, capture_output=True, timeout=60, cwd=tmp_path).returncode != 0
+    code, said = histospec(*words, f"--http={server.http}").end()
+    assert code == 0, said
+    without = [word for word in words if not word.startswith("--token-file")]
+    assert histospec(*without, f"--http={server.http}").end()[0] != 0
 
 
 def test_helm_test_is_there_only_where_it_can_get_in() -> None:

@@ -8,7 +8,8 @@ import yaml
 
 from histospec.server.settings.config import Config
 from histospec.server.settings.options import load
-from tests.support.charts import CHART, ROOT, one, refusal, render
+from tests.support.charts import CHART, one, refusal, render
+from tests.support.programs import ROOT
 from tests.support.servers import Starter
 
 VALUES = Path(__file__).parent / "values"
@@ -16,6 +17,9 @@ VALUES = Path(__file__).parent / "values"
 # The options that the chart sets itself.
 ITS_OWN = {"listen", "http", "tls-cert", "tls-key", "tls-client-ca", "tokens", "insecure", "shard-name", "peers",
            "data-dir", "store", "store-file"}  # fmt: skip
+BACKUP = "backup.enabled=true,backup.destination.persistentVolumeClaim=backups"
+RULES = "serviceMonitor.enabled=true,prometheusRule.enabled=true"
+SCALED = "store.kind=redis,store.url=redis://a,autoscaling.enabled=true"
 
 
 @pytest.mark.parametrize(
@@ -69,18 +73,40 @@ ITS_OWN = {"listen", "http", "tls-cert", "tls-key", "tls-client-ca", "tokens", "
         ("podDisruptionBudget.maxUnavailable=most", "podDisruptionBudget.maxUnavailable"),
         ("autoscaling.enabled=true", "autoscaling.enabled needs store.kind redis"),
         ("autoscaling.minReplicas=0", "autoscaling.minReplicas: Must be greater than or equal to 1"),
-        (
-            "store.kind=redis,store.url=redis://a,autoscaling.enabled=true,autoscaling.maxReplicas=1",
-            "autoscaling.maxReplicas is less than autoscaling.minReplicas",
-        ),
-        (
-            "mode=daemonset,store.kind=redis,store.url=redis://a,autoscaling.enabled=true",
-            "autoscaling.enabled: mode daemonset always has one shard per node",
-        ),
+        (f"{SCALED},autoscaling.maxReplicas=1", "autoscaling.maxReplicas is less than autoscaling.minReplicas"),
+        (f"{SCALED},mode=daemonset", "autoscaling.enabled: mode daemonset always has one shard per node"),
         ("serviceMonitor.interval=often", "serviceMonitor.interval: Does not match"),
         ("topologySpreadConstraints=zone", "topologySpreadConstraints: Invalid type. Expected: array"),
         ("extraEnv[0].value=1", "extraEnv.0: name is required"),
         ("test.args=--token-file", "test.args: Invalid type. Expected: array"),
+        (f"{SCALED},autoscaling.target=70", "autoscaling.target is 70; for metric load it must be at most 1"),
+        (f"{SCALED},autoscaling.metric=cpu", "autoscaling.target is 0.6; for metric cpu it is a percentage"),
+        ("autoscaling.metric=qps", 'autoscaling.metric must be one of the following: "load", "cpu"'),
+        ("autoscaling.target=0", "autoscaling.target: Must be greater than 0"),
+        ("prometheusRule.enabled=true", "prometheusRule.enabled: the rules select the label job"),
+        (f"{RULES},prometheusRule.disabled={{HistoSpecMoon}}", "prometheusRule.disabled: unknown alert HistoSpecMoon"),
+        ("prometheusRule.runbookBase=docs", "prometheusRule.runbookBase: Does not match"),
+        ("serviceMonitor.relabelings=drop", "serviceMonitor.relabelings: Invalid type. Expected: array"),
+        ("backup.enabled=true", "backup.enabled needs a destination: set backup.destination.persistentVolumeClaim or"),
+        (f"{BACKUP},backup.destination.url=s3://b/p", "backup.destination.url: set only one of them"),
+        (
+            f"{BACKUP},backup.destination.existingSecret=s",
+            "holds credentials for backup.destination.url: set that, too",
+        ),
+        (f"{BACKUP},mode=daemonset", "in mode daemonset with store.kind sqlite, no address reaches all shards"),
+        (
+            f"{BACKUP},tokens.existingSecret=t",
+            "set backup.tokenSecret to a Secret that holds a token with the right to admin",
+        ),
+        (
+            f"{BACKUP},tls.existingSecret=a,tls.clientCA.existingSecret=b",
+            "set backup.tlsSecret to a Secret with ca.crt, tls.crt and tls.key",
+        ),
+        ("backup.keep=0", "backup.keep: Must be greater than or equal to 1"),
+        ("backup.schedule=nightly", "backup.schedule: Does not match pattern"),
+        ("backup.destination.url=ftp://b/p", "backup.destination.url: Does not match pattern"),
+        ("backup.destination.url=s3://b/all.jsonl.gz", "backup.destination.url: Must not validate the schema (not)"),
+        ("backup.place=s3", "Additional property place is not allowed"),
     ],
 )
 def test_nonsense_is_refused_by_name(set_: str, said: str) -> None:
@@ -130,5 +156,4 @@ def test_the_server_takes_the_rendered_options(values: str, start_server: Starte
         text = text.replace(f"/etc/histospec/{folder}", str(tmp_path))
     (tmp_path / "histospec.toml").write_text(text)
     server = start_server("--config", str(tmp_path / "histospec.toml"), "--log-level", "info")
-    server.terminate()
-    assert server.wait() == 0
+    server.drain()

@@ -5,26 +5,19 @@ Runs only with HISTOSPEC_TEST_CLUSTER=1 (make test-cluster), for some minutes.
 
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.support.charts import RELEASE
+from tests.support.control_plane import Cluster, asked_for
 from tests.support.kubernetes_api import Refused
-from tests.support.real_cluster import Cluster, asked_for, running
-from tests.support.releases import HELMS, NEWEST_3, Release, values_of
+from tests.support.releases import Release, values_of
 from tests.support.waiting import eventually
 
 VALUES = sorted((Path(__file__).parent / "values").glob("*.yaml"))
 
-pytestmark = [asked_for, pytest.mark.timeout(1200)]
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with running(tmp_path_factory.mktemp("control-plane")) as cluster:
-        yield cluster
+pytestmark = asked_for
 
 
 def level(values: Path) -> str:
@@ -33,7 +26,6 @@ def level(values: Path) -> str:
 
 
 def expected(values: Path, cluster: Cluster) -> int:
-    """Returns how many shards run with a set of values."""
     given = values_of(values)
     if given.get("mode") == "daemonset":
         return len(cluster.nodes.names)
@@ -94,20 +86,6 @@ def test_a_release_is_installed_upgraded_rolled_back_and_removed(cluster: Cluste
         assert claims.items() <= release.claims().items(), "an uninstall has taken a volume"
 
 
-@pytest.mark.parametrize("helm", [version for version in HELMS if version != NEWEST_3])
-def test_other_versions_of_helm_do_the_same(cluster: Cluster, helm: str) -> None:
-    release = Release(cluster, f"helm-{helm.replace('.', '-')}", "--set", "replicas=2", helm=helm)
-    release.install()
-    first = release.shards()
-    release.upgrade("--set", "options.threads=2")
-    assert not set(release.shards().values()) & set(first.values())
-    release.roll_back()
-    assert len(release.shards()) == 2
-    assert "Succeeded" in release.does("test", RELEASE, "--timeout", "60s")
-    release.does("uninstall", RELEASE)
-    eventually(lambda: not release.objects("pods"), "pods are left")
-
-
 def test_restricted_namespaces_refuse_what_is_of_the_node_and_nothing_else(cluster: Cluster) -> None:
     release = Release(cluster, "restricted", "--set", "mode=daemonset,daemonset.hostPort=6378")
     release.begin()
@@ -131,8 +109,7 @@ def test_the_server_is_strict(cluster: Cluster) -> None:
 
 
 def test_a_drain_of_nodes_takes_one_shard_at_a_time(cluster: Cluster) -> None:
-    release = Release(cluster, "drain", "--set", "replicas=3")
-    release.install()
+    release = Release(cluster, "drain", "--set", "replicas=3").installed()
 
     def evict(name: str) -> None:
         path = f"/api/v1/namespaces/drain/pods/{name}"
@@ -154,8 +131,7 @@ def test_a_drain_of_nodes_takes_one_shard_at_a_time(cluster: Cluster) -> None:
 
 
 def test_a_volume_s_size_changes_as_the_docs_say(cluster: Cluster) -> None:
-    release = Release(cluster, "size", "--set", "replicas=2")
-    release.install()
+    release = Release(cluster, "size", "--set", "replicas=2").installed()
     claims, shards = release.claims(), release.shards()
     larger = ("--set", "persistence.size=80Gi")
     refused = release.refuses(*larger)
@@ -173,8 +149,7 @@ def test_a_volume_s_size_changes_as_the_docs_say(cluster: Cluster) -> None:
 
 
 def test_a_release_that_comes_back_finds_its_volumes(cluster: Cluster) -> None:
-    release = Release(cluster, "again", "--set", "replicas=2")
-    release.install()
+    release = Release(cluster, "again", "--set", "replicas=2").installed()
     claims = release.claims()
     release.does("uninstall", RELEASE)
     eventually(lambda: not release.objects("pods"), "pods are left")

@@ -1,16 +1,15 @@
 """The examples in a real control plane, beside a release of the chart: `make test-cluster`."""
 
 import copy
-from collections.abc import Iterator
 
 import pytest
 import yaml
 
-from tests.support.charts import NAMESPACE, ROOT, one
-from tests.support.control_plane import PLANE
+from tests.support.charts import NAMESPACE, one
+from tests.support.control_plane import Cluster, asked_for
 from tests.support.examples import FOLDER, NAMED, example, ray_pods
 from tests.support.kubernetes_api import Object, Refused
-from tests.support.real_cluster import Cluster, asked_for, running
+from tests.support.programs import PLANE, ROOT
 from tests.support.releases import Release
 from tests.support.waiting import eventually
 
@@ -18,21 +17,13 @@ RAY_JOB = PLANE / "ray.io_rayjobs.yaml"
 """KubeRay's definition of RayJob, as scripts/install-control-plane downloads it."""
 RAY_JOBS = f"/apis/ray.io/v1/namespaces/{NAMESPACE}/rayjobs"
 
-pytestmark = [asked_for, pytest.mark.timeout(1200)]
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with running(tmp_path_factory.mktemp("control-plane")) as cluster:
-        yield cluster
+pytestmark = asked_for
 
 
 @pytest.fixture(scope="module")
 def release(cluster: Cluster) -> Release:
     """The release that the examples name, installed; its namespace admits the workers' images, which run as root."""
-    release = Release(cluster, NAMESPACE, *NAMED, level="baseline")
-    release.install()
-    return release
+    return Release(cluster, NAMESPACE, *NAMED, level="baseline").installed()
 
 
 def apply(release: Release, manifest: Object) -> None:

@@ -1,26 +1,18 @@
 """The chart's look-ups in a real API server: existing tokens stay, and fewer shards need confirmation."""
 
 import base64
-from collections.abc import Iterator
 
 import pytest
 
 from tests.support.charts import CHART, RELEASE
+from tests.support.control_plane import Cluster, asked_for
 from tests.support.fake_nodes import PROVISIONER
-from tests.support.kubernetes_api import Object
-from tests.support.real_cluster import Cluster, asked_for, running
 from tests.support.releases import HELMS, Release
 from tests.support.waiting import eventually
 
 TOKENS = "run-histospec-tokens"
 
-pytestmark = [asked_for, pytest.mark.timeout(1200)]
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with running(tmp_path_factory.mktemp("control-plane")) as cluster:
-        yield cluster
+pytestmark = asked_for
 
 
 def tokens(release: Release) -> dict[str, str]:
@@ -31,8 +23,8 @@ def tokens(release: Release) -> dict[str, str]:
 
 @pytest.mark.parametrize("helm", HELMS)
 def test_tokens_are_made_once_and_kept(cluster: Cluster, helm: str) -> None:
-    release = Release(cluster, f"tokens-{helm.replace('.', '-')}", helm=helm)
-    release.install()
+    release = Release(cluster, f"tokens-{helm.replace('.', '-')}", helm=helm).installed()
+    assert "Succeeded" in release.does("test", RELEASE, "--timeout", "60s")
     made = tokens(release)
     assert {"tokens.toml", "worker-token", "admin-token"} <= made.keys()
     assert len({made["worker-token"], made["admin-token"]}) == 2
@@ -51,8 +43,7 @@ def test_tokens_are_made_once_and_kept(cluster: Cluster, helm: str) -> None:
 
 
 def test_tokens_that_were_rotated_are_put_back_by_a_rollback_alone(cluster: Cluster) -> None:
-    release = Release(cluster, "rotated")
-    release.install()
+    release = Release(cluster, "rotated").installed()
     made = tokens(release)
     path = f"/api/v1/namespaces/{release.namespace}/secrets/{TOKENS}"
     cluster.api.call("PATCH", path, {"stringData": {"worker-token": "another", "mine": "added"}})
@@ -63,22 +54,9 @@ def test_tokens_that_were_rotated_are_put_back_by_a_rollback_alone(cluster: Clus
     assert tokens(release)["worker-token"] == made["worker-token"], "docs/kubernetes.md says otherwise"
 
 
-def test_tokens_of_one_s_own_take_over_and_the_made_ones_stay(cluster: Cluster) -> None:
-    release = Release(cluster, "own")
-    release.install()
-    made = tokens(release)
-    secret: Object = {"metadata": {"name": "mine"}, "stringData": {"tokens.toml": "[[token]]"}}
-    cluster.api.call("POST", f"/api/v1/namespaces/{release.namespace}/secrets", secret)
-    release.upgrade("--set", "tokens.existingSecret=mine")
-    volumes = release.workload()["spec"]["template"]["spec"]["volumes"]
-    assert "mine" in [volume["secret"]["secretName"] for volume in volumes if "secret" in volume]
-    assert tokens(release) == made
-
-
 @pytest.mark.parametrize("helm", HELMS)
 def test_a_rollback_returns_to_the_made_tokens(cluster: Cluster, helm: str) -> None:
-    release = Release(cluster, f"back-{helm.replace('.', '-')}", helm=helm)
-    release.install()
+    release = Release(cluster, f"back-{helm.replace('.', '-')}", helm=helm).installed()
     made = tokens(release)
     release.upgrade("--set", "security.insecure=true")
     assert "insecure = true" in release.options()
@@ -87,26 +65,9 @@ def test_a_rollback_returns_to_the_made_tokens(cluster: Cluster, helm: str) -> N
     assert tokens(release) == made
 
 
-def test_fewer_shards_with_sqlite_need_consent(cluster: Cluster) -> None:
-    release = Release(cluster, "fewer", "--set", "replicas=3")
-    release.install()
-    refused = release.refuses("--set", "replicas=2")
-    assert "replicas is 2, and 3 shards run, each with its own history in SQLite" in refused
-    assert "scaleDown.confirmReplicas to 2" in refused
-    assert len(release.shards()) == 3
-    assert "scaleDown.confirmReplicas to 1" in release.refuses("--set", "replicas=1,scaleDown.confirmReplicas=2")
-    release.upgrade("--set", "options.threads=2")
-    release.upgrade("--set", "replicas=4")
-    assert "replicas is 3, and 4 shards run" in release.refuses("--set", "options.threads=2")
-    release.upgrade("--set", "replicas=2,scaleDown.confirmReplicas=2")
-    eventually(lambda: len(release.shards()) == 2, "the shards are still there")
-    assert len(release.claims()) == 4, "a volume of a shard that went is gone, too"
-
-
 @pytest.mark.parametrize("helm", HELMS)
 def test_shards_that_were_stopped_need_consent_to_stay_away(cluster: Cluster, helm: str) -> None:
-    release = Release(cluster, f"stopped-{helm.replace('.', '-')}", "--set", "replicas=3", helm=helm)
-    release.install()
+    release = Release(cluster, f"stopped-{helm.replace('.', '-')}", "--set", "replicas=3", helm=helm).installed()
     claims = release.claims()
     release.upgrade("--set", "replicas=0")
     eventually(lambda: not release.objects("pods"), "the shards are still there")
@@ -126,8 +87,7 @@ def test_shards_that_were_stopped_need_consent_to_stay_away(cluster: Cluster, he
 
 
 def test_shards_move_from_volumes_to_redis_and_back_as_the_docs_say(cluster: Cluster) -> None:
-    release = Release(cluster, "moved", "--set", "replicas=2")
-    release.install()
+    release = Release(cluster, "moved", "--set", "replicas=2").installed()
     claims, shards = release.claims(), release.shards()
     redis = ("--set", "store.kind=redis,store.url=redis://redis:6379")
     refused = release.refuses(*redis)
@@ -152,8 +112,7 @@ def test_shards_move_from_volumes_to_redis_and_back_as_the_docs_say(cluster: Clu
 def test_the_class_of_new_volumes_changes_as_the_docs_say(cluster: Cluster) -> None:
     storage = {"metadata": {"name": "fast"}, "provisioner": PROVISIONER}
     cluster.api.call("POST", "/apis/storage.k8s.io/v1/storageclasses", storage)
-    release = Release(cluster, "class", "--set", "replicas=1")
-    release.install()
+    release = Release(cluster, "class", "--set", "replicas=1").installed()
     fast = "persistence.storageClass=fast"
     assert 'persistence.storageClass is "fast"' in release.refuses("--set", fast)
     release.delete_workload(orphan=True)
@@ -166,8 +125,7 @@ def test_the_class_of_new_volumes_changes_as_the_docs_say(cluster: Cluster) -> N
 @pytest.mark.parametrize(("policy", "left"), [("Retain", 2), ("Delete", 0)])
 def test_a_statefulset_with_volumes_becomes_a_daemonset_with_consent(cluster: Cluster, policy: str, left: int) -> None:
     words = f"replicas=2,persistence.retentionPolicy.whenDeleted={policy}"
-    release = Release(cluster, f"nodes-{policy.lower()}", "--set", words)
-    release.install()
+    release = Release(cluster, f"nodes-{policy.lower()}", "--set", words).installed()
     shards = release.shards()
     refused = release.refuses("--set", "mode=daemonset")
     assert "mode is daemonset, and the shards of StatefulSet run-histospec have their histories on volumes" in refused
@@ -182,25 +140,18 @@ def test_a_statefulset_with_volumes_becomes_a_daemonset_with_consent(cluster: Cl
 
 def test_a_rollback_asks_for_no_consent(cluster: Cluster) -> None:
     """A rollback renders nothing, as docs/kubernetes.md says."""
-    release = Release(cluster, "unasked", "--set", "replicas=1")
-    release.install()
+    release = Release(cluster, "unasked", "--set", "replicas=1").installed()
     release.upgrade("--set", "replicas=2")
     release.roll_back()
     eventually(lambda: len(release.shards()) == 1, "the shard is still there")
 
 
-def test_shards_with_redis_go_without_being_asked(cluster: Cluster) -> None:
-    release = Release(cluster, "shared", "--set", "replicas=3,store.kind=redis,store.url=redis://redis:6379")
-    release.install()
-    release.upgrade("--set", "replicas=1")
-    eventually(lambda: len(release.shards()) == 1, "the shards are still there")
-
-
 @pytest.mark.parametrize(("policy", "left"), [("Retain", 2), ("Delete", 1)])
-def test_volumes_of_shards_that_go_stay_or_go_as_told(cluster: Cluster, policy: str, left: int) -> None:
+def test_shards_go_with_consent_and_their_volumes_stay_or_go_as_told(cluster: Cluster, policy: str, left: int) -> None:
     words = f"replicas=2,persistence.retentionPolicy.whenScaled={policy}"
-    release = Release(cluster, f"scaled-{policy.lower()}", "--set", words)
-    release.install()
+    release = Release(cluster, f"scaled-{policy.lower()}", "--set", words).installed()
+    said = release.refuses("--set", "replicas=1,scaleDown.confirmReplicas=2")
+    assert "replicas is 1, and 2 shards run, each with its own history in SQLite" in said
     release.upgrade("--set", "replicas=1,scaleDown.confirmReplicas=1")
     eventually(lambda: len(release.shards()) == 1, "the shard is still there")
     eventually(lambda: len(release.objects("persistentvolumeclaims")) == left, "the volumes are not as told")

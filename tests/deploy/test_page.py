@@ -7,7 +7,6 @@ import io
 import json
 import os
 import re
-import shutil
 from collections.abc import Callable, Iterator
 from decimal import ROUND_HALF_UP, Decimal
 from importlib import metadata
@@ -20,8 +19,9 @@ from PIL import Image
 from histospec.client import DraftClient, Response
 from histospec.client.errors import HistoSpecError
 from histospec.server.observability.health_hints import SCARCE_SHARE
-from tests.support.epochs import Run
-from tests.support.redis_processes import RedisProcess, require_redis
+from tests.support.busy import Run
+from tests.support.programs import program
+from tests.support.redis_processes import RedisProcess
 from tests.support.servers import Server, Starter
 from tests.support.waiting import eventually
 
@@ -95,7 +95,6 @@ class View:
         return " ".join(self.page.inner_text(selector).split())
 
     def tile(self, name: str) -> str:
-        """Returns a tile's figure and its note."""
         return " ".join(self.text(f"#tile-{name} dd >> nth={i}") for i in (0, 1))
 
     def table(self, selector: str) -> dict[str, dict[str, str]]:
@@ -109,7 +108,6 @@ class View:
         }
 
     def picture(self, name: str) -> None:
-        """Saves a picture, if requested."""
         if PICTURES:
             self.page.wait_for_timeout(300)
             picture = Image.open(io.BytesIO(self.page.screenshot(full_page=True))).convert("RGB")
@@ -120,10 +118,8 @@ class View:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator["Browser"]:
-    if (chromium := shutil.which("chromium")) is None:
-        pytest.skip("chromium is not installed (scripts/install-tools does it on Debian)")
     with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=chromium, args=FLAGS)
+        browser = driver.chromium.launch(executable_path=program("chromium"), args=FLAGS)
         yield browser
         browser.close()
 
@@ -205,7 +201,6 @@ def test_the_numbers_are_those_of_metrics(busy: Server, view: Callable[..., View
     assert mine == counted(after)
 
     def total(name: str, label: str = "") -> float:
-        """Returns the sum over all namespaces."""
         return sum(value for key, value in mine.items() if key.startswith(f"{name}{{") and label in key)
 
     hits, misses = (total("problem_lookups_total", f'result="{result}"') for result in ("hit", "miss"))
@@ -377,39 +372,34 @@ def test_a_server_that_goes_away_leaves_its_last_numbers(start_server: Starter, 
 
 
 def test_a_server_whose_store_and_peer_are_away(
-    start_server: Starter, view: Callable[..., View], tmp_path: Path
+    start_server: Starter, view: Callable[..., View], own_redis: RedisProcess
 ) -> None:
     """In the first epoch, Redis dies and another shard does not answer: hints, shards and log lines show it."""
-    require_redis()
-    redis = RedisProcess(tmp_path / "redis")
-    try:
-        url = f"redis://somebody:pa55word@{redis.where}"
-        redis.client.acl_setuser("somebody", enabled=True, passwords=["+pa55word"], categories=["+@all"], keys=["*"])
-        server = start_server("--shard-name", "shard-0", "--peers", "shard-1=127.0.0.1:1", env={"HISTOSPEC_STORE": url})
-        with DraftClient(server.endpoint, namespace="qwen3-8b-math", deadline=5.0) as client:
-            Run(client).rolls_out()
-            redis.kill()
-            with pytest.raises(HistoSpecError):
-                client.ingest([1], [Response([2])])
-            shown = view(server)
-            shown.page.wait_for_selector("#shards .bad")
-            errors = server.metrics()["histospec_store_errors_total"]
-            assert errors >= 1
-            assert shown.text("#state") == "serving, with faults"
-            assert shown.page.locator("#tile-store meter").count() == 0  # Redis has no limit, and its disk is unknown
-            hints = shown.text("#hints")
-            assert "Broken: Not serving: shard-1" in hints
-            assert re.search(rf"Broken: The store fails {errors:.0f} requests? failed in the last ten minutes", hints)
-            assert "Note: qwen3-8b-math: probably the first epoch" in hints
-            assert "the store is away" in shown.text("#lines")
-            assert (
-                shown.text("#shards")
-                == "shard-0 (this shard) " + server.endpoint + " serving shard-1 127.0.0.1:1 does not answer"
-            )
-            status = server.get("/status")[1]
-            assert "pa55word" not in status
-            assert "somebody" not in status
-            assert shown.errors == []
-            shown.picture("degraded")
-    finally:
-        redis.kill()
+    url = f"redis://somebody:pa55word@{own_redis.where}"
+    own_redis.client.acl_setuser("somebody", enabled=True, passwords=["+pa55word"], categories=["+@all"], keys=["*"])
+    server = start_server("--shard-name", "shard-0", "--peers", "shard-1=127.0.0.1:1", env={"HISTOSPEC_STORE": url})
+    with DraftClient(server.endpoint, namespace="qwen3-8b-math", deadline=5.0) as client:
+        Run(client).rolls_out()
+        own_redis.kill()
+        with pytest.raises(HistoSpecError):
+            client.ingest([1], [Response([2])])
+        shown = view(server)
+        shown.page.wait_for_selector("#shards .bad")
+        errors = server.metrics()["histospec_store_errors_total"]
+        assert errors >= 1
+        assert shown.text("#state") == "serving, with faults"
+        assert shown.page.locator("#tile-store meter").count() == 0  # Redis has no limit, and its disk is unknown
+        hints = shown.text("#hints")
+        assert "Broken: Not serving: shard-1" in hints
+        assert re.search(rf"Broken: The store fails {errors:.0f} requests? failed in the last ten minutes", hints)
+        assert "Note: qwen3-8b-math: probably the first epoch" in hints
+        assert "the store is away" in shown.text("#lines")
+        assert (
+            shown.text("#shards")
+            == "shard-0 (this shard) " + server.endpoint + " serving shard-1 127.0.0.1:1 does not answer"
+        )
+        status = server.get("/status")[1]
+        assert "pa55word" not in status
+        assert "somebody" not in status
+        assert shown.errors == []
+        shown.picture("degraded")

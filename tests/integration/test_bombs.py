@@ -3,24 +3,21 @@
 from typing import Any
 
 import grpc
-import numpy as np
 import pytest
 
 from histospec.specrl import rollout_cache_pb2 as specrl
 from histospec.v1 import draft_pb2 as pb
-from tests.support.memory import Peak
-from tests.support.servers import Server, Starter
+from tests.support.servers import Peak, Server, Starter, secret, with_tokens
 from tests.support.waiting import eventually
+from tests.support.wires import i32
 
-SECRET = "worker-secret-0123456789"
-TOKEN = (("authorization", f"Bearer {SECRET}"),)
+TOKEN = (("authorization", f"Bearer {secret('worker')}"),)
 STRANGE = (("authorization", "Bearer no-such-token-0123456789"),)
-TOKENS = f'[[token]]\nname = "worker"\nsecret = "{SECRET}"\n'
 SIZE = 62 << 20
 ROOM_OF_A_STRANGER = 32 << 20  # less than half of the message: the server never receives it
 ROOM = 5 * SIZE  # gRPC's copies of the message, decoded and passed on
 DRAFTS, SPECRL = "histospec.v1.DraftService", "specrl.RolloutCacheService"
-INGEST = pb.IngestRequest(namespace="run", prompt=np.array([1], "<i4").tobytes()).SerializeToString()
+INGEST = pb.IngestRequest(namespace="run", prompt=i32([1])).SerializeToString()
 ONE_RESPONSE = specrl.UpdateCacheRequest(responses=[specrl.TokenList(tokens=[1] * SIZE)]).SerializeToString()
 BOMBS = {
     f"{DRAFTS}/Draft": (b"\x12\x00" * (SIZE // 2), "opens: 4097 are more than the limit of 4096"),
@@ -37,10 +34,7 @@ BOMBS = {
 
 @pytest.fixture(scope="module")
 def guarded(start_shared: Starter, tmp_path_factory: pytest.TempPathFactory) -> Server:
-    """Returns a server that asks for tokens."""
-    file = tmp_path_factory.mktemp("tokens") / "tokens.toml"
-    file.write_text(TOKENS)
-    return start_shared("--tokens", str(file))
+    return start_shared(*with_tokens(tmp_path_factory.mktemp("tokens"), worker={}))
 
 
 def sent(endpoint: str, method: str, body: bytes, metadata: Any) -> grpc.RpcError:
@@ -60,7 +54,6 @@ def sent(endpoint: str, method: str, body: bytes, metadata: Any) -> grpc.RpcErro
 @pytest.mark.parametrize("method", BOMBS)
 def test_what_a_stranger_sends_is_never_read(guarded: Server, method: str) -> None:
     peak = Peak(guarded.pid)
-    peak.start()
     errors = [sent(guarded.endpoint, method, BOMBS[method][0], metadata) for metadata in (None, STRANGE)]
     assert peak.grown() < ROOM_OF_A_STRANGER
     assert {error.code() for error in errors} == {grpc.StatusCode.UNAUTHENTICATED}
@@ -72,7 +65,6 @@ def test_what_a_stranger_sends_is_never_read(guarded: Server, method: str) -> No
 def test_what_a_message_becomes_is_bounded_for_everybody(guarded: Server, method: str) -> None:
     body, words = BOMBS[method]
     peak = Peak(guarded.pid)
-    peak.start()
     error = sent(guarded.endpoint, method, body, TOKEN)
     assert peak.grown() < ROOM
     assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED

@@ -2,21 +2,19 @@
 
 import json
 import os
-import subprocess
-import sys
-import threading
 import urllib.request
 from pathlib import Path
 
 import pytest
 
 from histospec.client import DraftClient
+from tests.support.children import histospec
+from tests.support.rollouts import TEXT, Drafted
 from tests.support.servers import Server, Starter
 from tests.support.waiting import eventually
 from tests.support.wires import Connector
 
 LIBRARY = next(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"), None)
-TEXT = list(range(100, 160))
 
 
 class Clock:
@@ -35,36 +33,9 @@ class Clock:
         }
 
     def jump(self, offset: str) -> None:
-        """Sets the offset from the true time."""
         new = self._file.with_suffix(".new")
         new.write_text(offset)
         os.replace(new, self._file)
-
-
-class Worker(threading.Thread):
-    """Rolls out one prompt repeatedly, each time in the next epoch."""
-
-    def __init__(self, client: DraftClient) -> None:
-        super().__init__(daemon=True)
-        self.client = client
-        self.epoch = 0
-        self.undrafted = 0
-        self.stop = threading.Event()
-
-    def run(self) -> None:
-        while not self.stop.is_set():
-            (session,) = self.client.open([[1, 2, 3]])
-            for at in range(0, 60, 5):
-                (draft,) = self.client.step([session], [TEXT[at : at + 5]])
-                self.undrafted += self.epoch > 0 and at < 50 and draft.tokens[:3].tolist() != TEXT[at + 5 : at + 8]
-            self.client.step([session], [[10**6 + self.epoch]], max_tokens=0)
-            self.client.close([session], epochs=self.epoch)
-            self.client.flush(20.0)
-            self.epoch += 1
-
-    def goes_on(self, rollouts: int = 10) -> None:
-        until = self.epoch + rollouts
-        eventually(lambda: self.epoch >= until, "the worker does not get on")
 
 
 def day_of(server: Server) -> str:
@@ -82,27 +53,23 @@ def test_a_clock_that_jumps_changes_nothing(
     server = start_server("--store", url, "--history-epochs", "100000", env=clock.env)
     days = {day_of(server)}
     with DraftClient(server.endpoint, namespace="run", deadline=10.0) as client:
-        worker = Worker(client)
-        worker.start()
+        worker = Drafted(client)
         worker.goes_on()
         for offset in ("+1d", "-1d", "+0d"):
             clock.jump(offset)
             worker.goes_on()
             days.add(day_of(server))
-        worker.stop.set()
-        worker.join()
+        worker.stop()
         stats = client.stats()
         assert (stats.failed, stats.late, stats.pending_commits, stats.dropped_commits) == (0, 0, 0, 0)
-        assert stats.commits == worker.epoch
+        assert stats.commits == worker.rollouts
         assert worker.undrafted == 0
-        expected = [(epoch, [*TEXT, 10**6 + epoch]) for epoch in range(worker.epoch)]
+        expected = [(epoch, [*TEXT, epoch]) for epoch in range(worker.rollouts)]
         assert [(r.epoch, list(r.tokens)) for r in client.history([1, 2, 3])] == expected
-        server.terminate()  # not killed: faketime would leave its shared memory behind
-        assert server.wait() == 0
+        server.drain()  # not killed: faketime would leave its shared memory behind
         server.start()
         assert [(r.epoch, list(r.tokens)) for r in client.history([1, 2, 3])] == expected
-    server.terminate()
-    assert server.wait() == 0
+    server.drain()
     assert len(days) == 3  # otherwise the clock has not moved
 
 
@@ -135,16 +102,13 @@ def test_a_clock_that_jumps_beyond_the_retention_forgets_nothing(
     )
     assert any(line.get("event") == "retention is paused: nothing is forgotten" for line in server.log)
     for offset in ("+4d", "+0d"):
-        server.terminate()
-        assert server.wait() == 0
+        server.drain()
         clock.jump(offset)
         server.start()
         eventually(paused, "a restart ends the pause")
         assert everything()
-    command = [sys.executable, "-m", "histospec.server", "forget", "--older-than", "1d", "--data-dir"]
-    done = subprocess.run([*command, str(server.data_dir)], cwd="/", capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stdout) == (0, "0 prompts forgotten; a paused retention continues\n")
+    told = histospec("forget", "--older-than", "1d", "--data-dir", server.data_dir).end()
+    assert told == (0, "0 prompts forgotten; a paused retention continues\n")
     eventually(lambda: not paused(), "retention does not go on")
     assert everything()
-    server.terminate()
-    assert server.wait() == 0
+    server.drain()

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.waiting import SLOWNESS
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -18,7 +20,12 @@ def run(*command: object, **variables: str) -> subprocess.CompletedProcess[str]:
     environment["HISTOSPEC_DEADLINE"] = "5"  # seconds: late drafts on a busy machine are not the demo's fault
     environment |= variables
     done = subprocess.run(
-        [sys.executable, *map(str, command)], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=500
+        [sys.executable, *map(str, command)],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=500 * SLOWNESS,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done

@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trustme
 
-from histospec.client import AsyncDraftClient, Breaker, DraftClient, Response, Timeouts, Unavailable
+from histospec.client import AsyncDraftClient, Breaker, DraftClient, Response, Timeouts, Tls, Unavailable
 from histospec.client.config import configure
 from histospec.client.core.core import Core
 from histospec.client.errors import ConfigurationError
 from histospec.client.transport.discovery import Discovery
+from tests.support import certificates
 from tests.support.clients import flushed
 from tests.support.ports import free_port
 from tests.support.redis_processes import RedisProcess
@@ -151,7 +153,7 @@ def test_one_shard_tells_of_all(start_shard: Callable[..., Server], port: int) -
 def test_a_service_that_comes_late(start_shard: Callable[..., Server], dns: dict[str, list[str]], port: int) -> None:
     """Workers start before the service and its name exist: they run without drafts first, then with drafts."""
     dns["shards.test"] = []
-    with connect(f"discover://shards.test:{port}", Timeouts(step=0.2, call=0.3, shutdown=20.0)) as client:
+    with connect(f"discover://shards.test:{port}", Timeouts(step=0.2, call=2.0, shutdown=20.0)) as client:
         (session,) = client.open([[1]])
         assert not len(client.step([session], [TEXT[:2]])[0])
         with pytest.raises(Unavailable, match="no shard was found"):
@@ -202,19 +204,11 @@ def test_a_shard_is_found_by_the_name_in_its_certificate(
     start_server: Starter, dns: dict[str, list[str]], port: int, tmp_path: Path
 ) -> None:
     """Certificates contain the name that clients use, not addresses."""
-    import trustme
-
-    authority, ca = trustme.CA(), tmp_path / "ca.pem"
-    authority.cert_pem.write_to_path(str(ca))
-    issued = authority.issue_cert("shards.test")
-    issued.private_key_and_cert_chain_pem.write_to_path(str(tmp_path / "server.pem"))
-    files = ["--tls-cert", str(tmp_path / "server.pem"), "--tls-key", str(tmp_path / "server.pem")]
-    start_server("--shard-name", "a", "--listen", f"127.0.0.2:{port}", *files)
+    certificates.issue(tmp_path, trustme.CA(), ["shards.test"])
+    start_server("--shard-name", "a", "--listen", f"127.0.0.2:{port}", *certificates.of_server(tmp_path))
     dns["shards.test"] = ["127.0.0.2"]
-    from histospec.client import Tls
-
-    client = DraftClient(f"discover://shards.test:{port}", "run", tls=Tls(ca=str(ca)), timeouts=TIMEOUTS)
-    with client:
+    tls = Tls(ca=str(tmp_path / "ca.pem"))
+    with DraftClient(f"discover://shards.test:{port}", "run", tls=tls, timeouts=TIMEOUTS) as client:
         client.ingest([1], [Response(TEXT)])
         (session,) = client.open([[1]])
         assert len(client.step([session], [TEXT[:2]])[0])

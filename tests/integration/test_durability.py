@@ -3,7 +3,6 @@
 import json
 import random
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -12,7 +11,6 @@ import numpy as np
 import pytest
 
 from histospec.v1 import draft_pb2 as pb
-from tests.support.disks import small_disk
 from tests.support.servers import Starter
 from tests.support.waiting import eventually
 from tests.support.wires import Connector
@@ -27,7 +25,6 @@ def response(number: int) -> list[int]:
 
 
 def prompt(number: int) -> list[int]:
-    """Returns the prompt that ten responses share."""
     return [1, 2, number % 100]
 
 
@@ -92,12 +89,6 @@ def test_a_server_killed_amid_ingests_has_every_acknowledged_response(
         stream.ask(opens=[wire.open(1, prompt(number))], step=wire.step([1], [response(number)[:20]]))
     )
     assert draft[:1] == response(number)[20:21]
-
-
-@pytest.fixture
-def disk(tmp_path: Path) -> Iterator[Path]:
-    with small_disk(tmp_path / "disk") as directory:
-        yield directory
 
 
 def test_a_full_disk_refuses_ingests_and_nothing_else(start_server: Starter, connect: Connector, disk: Path) -> None:
@@ -245,8 +236,7 @@ def test_a_damaged_file_is_served_and_set_aside(start_server: Starter, connect: 
     wire = connect(server.endpoint)
     for number in range(60):
         wire.ingest(prompt(number), [response(number)])
-    server.terminate()
-    assert server.wait() == 0
+    server.drain()
     file = server.data_dir / "histospec.sqlite"
     data = bytearray(file.read_bytes())
     data[15 * 4096 : 16 * 4096] = bytes(4096)

@@ -2,13 +2,13 @@
 
 import asyncio
 import os
-import threading
 from collections import Counter
 
 import pytest
 
 from histospec.client import DraftClient, Response
 from tests.support.hostile import messages, streams
+from tests.support.rollouts import TEXT, Drafted
 from tests.support.servers import Starter
 from tests.support.waiting import eventually
 
@@ -17,26 +17,6 @@ STREAMS = int(os.environ.get("HISTOSPEC_CHAOS_STREAMS", "300"))
 ROOM = 64 << 20  # memory that allocators keep; after attack upon attack it goes up and down by half of this
 HISTORIES = 16 << 20  # what some messages add to the index
 KEPT = 200  # responses of the worker; more of them would be growth, too
-TEXT = list(range(100, 160))
-
-
-class Bystander(threading.Thread):
-    """A worker with normal work."""
-
-    def __init__(self, client: DraftClient) -> None:
-        super().__init__(daemon=True)
-        self.client = client
-        self.rollouts = self.empty = 0
-        self.stop = threading.Event()
-
-    def run(self) -> None:
-        while not self.stop.is_set():
-            (session,) = self.client.open([[1, 2, 3]])
-            for at in range(0, 60, 5):
-                (draft,) = self.client.step([session], [TEXT[at : at + 5]])
-                self.empty += at < 50 and draft.tokens[:3].tolist() != TEXT[at + 5 : at + 8]
-            self.client.close([session], commit=self.rollouts < KEPT, epochs=0)
-            self.rollouts += 1
 
 
 def test_harm_is_refused_and_leaves_nothing(start_server: Starter) -> None:
@@ -47,20 +27,17 @@ def test_harm_is_refused_and_leaves_nothing(start_server: Starter) -> None:
     server = start_server("--history-epochs", "1", "--memory", "64MiB", "--max-namespaces", "64")
     with DraftClient(server.endpoint, namespace="good", deadline=10.0) as client:
         client.ingest([1, 2, 3], [Response(TEXT)], epoch=0)
-        bystander = Bystander(client)
-        bystander.start()
+        bystander = Drafted(client, commits=KEPT, epochs=False)
         try:
             attack(server.endpoint, MESSAGES // 4, STREAMS // 4, seed=1)
             before = server.metrics()["process_resident_memory_bytes"]
             outcomes, kinds = attack(server.endpoint, MESSAGES, STREAMS, seed=2)
         finally:
-            bystander.stop.set()
-            bystander.join()
-        client.flush(20.0)
+            bystander.stop()
         stats = client.stats()
         assert (stats.failed, stats.late, stats.reopened, stats.pending_commits, stats.dropped_commits) == (0,) * 5
         assert stats.commits == min(bystander.rollouts, KEPT) > 0
-        assert bystander.empty == 0
+        assert bystander.undrafted == 0
         assert len(client.history([1, 2, 3])) == 1 + stats.commits
     assert set(outcomes) <= {"OK", "INVALID_ARGUMENT", "RESOURCE_EXHAUSTED", "ended"}, outcomes
     assert outcomes["INVALID_ARGUMENT"] > MESSAGES / 2

@@ -1,6 +1,6 @@
 """A server whose store is not open yet: it listens, drafts from running sessions, and loses nothing."""
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import grpc
@@ -18,15 +18,6 @@ from tests.support.wires import Connector, Wire
 TEXT = list(range(100, 140))
 OLDER = list(range(200, 240))
 EPOCH = 7
-
-
-@pytest.fixture
-def redis(tmp_path: Path) -> Iterator[RedisProcess]:
-    """Returns a Redis of the test's own."""
-    require_redis()
-    process = RedisProcess(tmp_path / "redis")
-    yield process
-    process.kill()
 
 
 def waits_for(server: Server, what: str) -> bool:
@@ -67,7 +58,6 @@ def assert_it_is_opening(server: Server, wire: Wire) -> None:
 
 
 def write(client: DraftClient, text: list[int]) -> None:
-    """Runs a session that generates a text and commits it."""
     sessions = client.open([[1, 2, 3]])
     client.step(sessions, [text])
     client.finish(sessions)
@@ -75,7 +65,7 @@ def write(client: DraftClient, text: list[int]) -> None:
 
 @pytest.mark.parametrize("kind", ["away", "hangs"])
 def test_a_server_that_starts_while_redis_is_away_waits_for_it(
-    start_server: Starter, connect: Connector, redis: RedisProcess, kind: str
+    start_server: Starter, connect: Connector, own_redis: RedisProcess, kind: str
 ) -> None:
     """
     1. Redis has a response of epoch 7, and ends or hangs. A server starts.
@@ -83,14 +73,14 @@ def test_a_server_that_starts_while_redis_is_away_waits_for_it(
     3. Redis is back: the server is ready, reads the problem of a session that opened before, and accepts the kept
        commits. They count for epoch 7, which the server did not know when the session ended.
     """
-    with DraftClient(start_server("--store", redis.url).endpoint, "run", deadline=5.0) as client:
+    with DraftClient(start_server("--store", own_redis.url).endpoint, "run", deadline=5.0) as client:
         client.ingest([1, 2, 3], [Response(OLDER)], epoch=EPOCH)
         client.ingest([9], [Response(OLDER)], epoch=EPOCH)
-    redis.kill() if kind == "away" else redis.pause()
+    own_redis.kill() if kind == "away" else own_redis.pause()
 
-    server = start_server("--store", redis.url, ready=False)
+    server = start_server("--store", own_redis.url, ready=False)
     wire = connect(server.endpoint)
-    eventually(lambda: waits_for(server, f"{redis.url}/0 does not answer ("), "it does not say what it waits for")
+    eventually(lambda: waits_for(server, f"{own_redis.url}/0 does not answer ("), "it does not say what it waits for")
     assert_it_is_opening(server, wire)
     waiting = wire.stream()
     waiting.ask(opens=[wire.open(5, [9])], step=wire.step([5], [OLDER[:10]]))
@@ -98,7 +88,7 @@ def test_a_server_that_starts_while_redis_is_away_waits_for_it(
         write(client, TEXT)
         assert flushed(client, 0.5).pending_commits == 1
 
-        redis.start() if kind == "away" else redis.go_on()
+        own_redis.start() if kind == "away" else own_redis.go_on()
         eventually(lambda: server.get("/readyz")[0] == 200, "it is not ready with its Redis")
         assert health(wire) == health_pb2.HealthCheckResponse.SERVING
         eventually(lambda: flushed(client).commits == 1, "what the client kept does not arrive")
@@ -134,8 +124,7 @@ def test_a_cluster_and_a_name_that_are_not_there_yet_are_waited_for(start_server
             node.start()
         cluster.recovers()
         eventually(lambda: server.get("/readyz")[0] == 200, "it does not find its Cluster")
-        nowhere.terminate()
-        assert nowhere.wait() == 0
+        nowhere.drain()
     finally:
         cluster.kill()
 
@@ -144,34 +133,31 @@ def test_a_server_that_waits_for_its_store_stops_when_told(start_server: Starter
     server = start_server("--store", "redis://127.0.0.1:1", ready=False)
     eventually(lambda: waits_for(server, "redis://127.0.0.1:1/0 does not answer"))
     assert_it_is_opening(server, connect(server.endpoint))
-    server.terminate()
-    assert server.wait() == 0
+    server.drain()
     assert [entry["event"] for entry in server.log][-1] == "stopped"
     # The estimator is not saved: the store may have a better one.
     [warning] = [entry["event"] for entry in server.log if entry.get("level") in ("warning", "error")]
     assert "does not answer" in str(warning)
 
 
-def test_a_wrong_password_ends_the_server_at_once(start_server: Starter, tmp_path: Path) -> None:
-    require_redis()
-    redis = RedisProcess(tmp_path / "redis", "--requirepass", "right-one", password="right-one")
-    try:
-        with pytest.raises(RuntimeError, match="the server ended with 2") as ended:
-            start_server("--store", f"redis://:wrong-one@{redis.where}")
-        assert f"--store redis://{redis.where}/0: invalid username-password pair" in str(ended.value)
-        assert "wrong-one" not in str(ended.value)
-    finally:
-        redis.kill()
+def test_a_wrong_password_ends_the_server_at_once(
+    start_server: Starter, start_redis: Callable[..., RedisProcess]
+) -> None:
+    redis = start_redis("--requirepass", "right-one", password="right-one")
+    with pytest.raises(RuntimeError, match="the server ended with 2") as ended:
+        start_server("--store", f"redis://:wrong-one@{redis.where}")
+    assert f"--store redis://{redis.where}/0: invalid username-password pair" in str(ended.value)
+    assert "wrong-one" not in str(ended.value)
 
 
 def test_a_store_that_turns_out_to_be_unusable_ends_the_server_later_too(
-    start_server: Starter, redis: RedisProcess
+    start_server: Starter, own_redis: RedisProcess
 ) -> None:
-    redis.kill()
-    server = start_server("--store", redis.url, ready=False)
-    eventually(lambda: waits_for(server, f"{redis.url}/0 does not answer"))
-    redis.options, redis.password = ("--requirepass", "other"), "other"
-    redis.start()
+    own_redis.kill()
+    server = start_server("--store", own_redis.url, ready=False)
+    eventually(lambda: waits_for(server, f"{own_redis.url}/0 does not answer"))
+    own_redis.options, own_redis.password = ("--requirepass", "other"), "other"
+    own_redis.start()
     assert server.wait() == 2
-    assert f"--store {redis.url}/0: " in str(server.log[-1]["event"])
+    assert f"--store {own_redis.url}/0: " in str(server.log[-1]["event"])
     assert "give a valid user and password" in str(server.log[-1]["event"])

@@ -9,6 +9,7 @@ import random
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import pytest
 from redis import RedisError
@@ -27,7 +28,6 @@ LONG_CUT = 20.0
 
 
 def host_of(process: Server | RedisProcess) -> Host:
-    """Returns where a process of this network runs."""
     assert process.host is not None
     return process.host
 
@@ -96,60 +96,60 @@ def service(shared_service: Service) -> Iterator[Service]:
 Fault = Callable[[Service, Load, random.Random], list[int]]
 
 
-def a_shard_is_cut_off(service: "Service", load: Load, chance: random.Random) -> list[int]:
+@contextmanager
+def harmed_shard(service: Service, chance: random.Random) -> Iterator[tuple[int, Host]]:
+    """Any shard and its host, which is healed in the end."""
     shard = chance.randrange(3)
-    host_of(service.shards[shard]).cut()
-    time.sleep(CUT)
-    load.goes_on()
-    assert load.pending()
+    yield shard, host_of(service.shards[shard])
     host_of(service.shards[shard]).heal()
+
+
+def a_shard_is_cut_off(service: Service, load: Load, chance: random.Random) -> list[int]:
+    with harmed_shard(service, chance) as (shard, host):
+        host.cut()
+        time.sleep(CUT)
+        load.goes_on()
+        assert load.pending()
     return [shard]
 
 
-def a_shard_loses_the_store(service: "Service", load: Load, chance: random.Random) -> list[int]:
+def a_shard_loses_the_store(service: Service, load: Load, chance: random.Random, seconds: float = CUT) -> list[int]:
     """The shard still drafts; finished responses wait for the store and are written once it is reachable again."""
-    shard = chance.randrange(3)
-    host_of(service.shards[shard]).cut(*service.redis_hosts)
-    load.drafts_of(shard)
-    time.sleep(CUT)
-    load.drafts_of(shard)
-    assert load.pending()
-    host_of(service.shards[shard]).heal()
+    with harmed_shard(service, chance) as (shard, host):
+        host.cut(*service.redis_hosts)
+        load.drafts_of(shard)
+        time.sleep(seconds)
+        load.drafts_of(shard)
+        if seconds == LONG_CUT:
+            store_errors = "histospec_store_errors_total"
+            eventually(lambda: service.shards[shard].metrics()[store_errors] > 0, "nothing is refused")
+        assert load.pending()
     return [shard]
 
 
-def a_shard_loses_the_store_for_long(service: "Service", load: Load, chance: random.Random) -> list[int]:
+def a_shard_loses_the_store_for_long(service: Service, load: Load, chance: random.Random) -> list[int]:
     """The same, for so long that the shard refuses responses; the workers keep them and retry."""
-    shard = chance.randrange(3)
-    host_of(service.shards[shard]).cut(*service.redis_hosts)
-    time.sleep(LONG_CUT)
-    load.drafts_of(shard)
-    eventually(lambda: service.shards[shard].metrics()["histospec_store_errors_total"] > 0, "nothing is refused")
-    assert load.pending()
-    host_of(service.shards[shard]).heal()
+    return a_shard_loses_the_store(service, load, chance, LONG_CUT)
+
+
+def a_shard_loses_packets(service: Service, load: Load, chance: random.Random) -> list[int]:
+    with harmed_shard(service, chance) as (shard, host):
+        host.lose(0.3)
+        time.sleep(CUT)
+        load.goes_on()
     return [shard]
 
 
-def a_shard_loses_packets(service: "Service", load: Load, chance: random.Random) -> list[int]:
-    shard = chance.randrange(3)
-    host_of(service.shards[shard]).lose(0.3)
-    time.sleep(CUT)
-    load.goes_on()
-    host_of(service.shards[shard]).heal()
-    return [shard]
-
-
-def a_shard_and_a_master_do_not_see_each_other(service: "Service", load: Load, chance: random.Random) -> list[int]:
+def a_shard_and_a_master_do_not_see_each_other(service: Service, load: Load, chance: random.Random) -> list[int]:
     """The Cluster is healthy and has no reason for a failover."""
-    shard, master = chance.randrange(3), chance.choice(service.redis.masters())
-    host_of(service.shards[shard]).cut(host_of(master))
-    time.sleep(CUT)
-    load.goes_on()
-    host_of(service.shards[shard]).heal()
+    with harmed_shard(service, chance) as (shard, host):
+        host.cut(host_of(chance.choice(service.redis.masters())))
+        time.sleep(CUT)
+        load.goes_on()
     return [shard]
 
 
-def a_redis_master_is_cut_off(service: "Service", load: Load, chance: random.Random) -> list[int]:
+def a_redis_master_is_cut_off(service: Service, load: Load, chance: random.Random) -> list[int]:
     master = chance.choice(service.redis.masters())
     host_of(master).cut()
     service.fails_over(master)
@@ -158,7 +158,7 @@ def a_redis_master_is_cut_off(service: "Service", load: Load, chance: random.Ran
     return [0, 1, 2]
 
 
-def every_redis_master_is_killed(service: "Service", load: Load, chance: random.Random) -> list[int]:
+def every_redis_master_is_killed(service: Service, load: Load, chance: random.Random) -> list[int]:
     for master in service.redis.masters():
         master.kill()
         service.fails_over(master)
@@ -168,7 +168,7 @@ def every_redis_master_is_killed(service: "Service", load: Load, chance: random.
     return [0, 1, 2]
 
 
-def every_shard_is_killed(service: "Service", load: Load, chance: random.Random) -> list[int]:
+def every_shard_is_killed(service: Service, load: Load, chance: random.Random) -> list[int]:
     for number, shard in enumerate(service.shards):
         shard.kill()
         load.goes_on(2)
@@ -177,22 +177,16 @@ def every_shard_is_killed(service: "Service", load: Load, chance: random.Random)
     return [0, 1, 2]
 
 
-def every_shard_is_restarted(service: "Service", load: Load, chance: random.Random) -> list[int]:
+def every_shard_is_restarted(service: Service, load: Load, chance: random.Random) -> list[int]:
     """A rolling update."""
     for shard in service.shards:
-        shard.terminate()
-        assert shard.wait() == 0
+        shard.drain()
         shard.start()
         load.goes_on(1)
     return [0, 1, 2]
 
 
-SHORT: list[Fault] = [
-    a_shard_is_cut_off,
-    a_shard_loses_the_store,
-    a_shard_loses_packets,
-    a_redis_master_is_cut_off,
-]
+SHORT: list[Fault] = [a_shard_is_cut_off, a_shard_loses_the_store, a_shard_loses_packets, a_redis_master_is_cut_off]
 LONG: list[Fault] = [
     *SHORT,
     a_shard_loses_the_store_for_long,
@@ -204,7 +198,6 @@ LONG: list[Fault] = [
 
 
 def plan() -> list[tuple[Fault, int]]:
-    """Returns the faults, each with its own seed."""
     chance = random.Random(SEED)
     chosen = [fault for _ in range(ROUNDS) for fault in chance.sample(LONG, len(LONG))] or SHORT
     return [(fault, SEED + i) for i, fault in enumerate(chosen)]

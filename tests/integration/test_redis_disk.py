@@ -1,7 +1,6 @@
 """A Redis whose disk is full: the server refuses what it cannot keep, and still drafts; it stores again when it can."""
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -9,8 +8,7 @@ import pytest
 
 from histospec.client import DraftClient, HistoSpecError, Response
 from tests.support.clients import flushed, texts
-from tests.support.disks import small_disk
-from tests.support.redis_processes import RedisProcess, require_redis
+from tests.support.redis_processes import RedisProcess
 from tests.support.servers import Starter
 from tests.support.waiting import eventually
 
@@ -18,7 +16,6 @@ TEXT = list(range(100, 140))
 
 
 def stored(client: DraftClient) -> bool:
-    """Ingests a response. Raises HistoSpecError."""
     client.ingest([3], [Response(TEXT)], epoch=0)
     return True
 
@@ -29,29 +26,9 @@ def long_text(number: int) -> list[int]:
     return tokens
 
 
-@pytest.fixture
-def disk(tmp_path: Path) -> Iterator[Path]:
-    with small_disk(tmp_path / "disk") as directory:
-        yield directory
-
-
-@pytest.fixture
-def redis_on(disk: Path) -> Iterator[Callable[[str], RedisProcess]]:
-    """redis_on(appendfsync) returns a Redis with its data on the small disk."""
-    require_redis()
-    with contextlib.ExitStack() as stack:
-
-        def start(appendfsync: str) -> RedisProcess:
-            redis = RedisProcess(disk / "redis", "--appendfsync", appendfsync)
-            stack.callback(redis.kill)
-            return redis
-
-        yield start
-
-
 @pytest.mark.parametrize("appendfsync", ["everysec", "always"])
 def test_a_full_disk_beside_redis_costs_nothing_that_was_acknowledged(
-    start_server: Starter, disk: Path, redis_on: Callable[[str], RedisProcess], appendfsync: str
+    start_server: Starter, disk: Path, start_redis: Callable[..., RedisProcess], appendfsync: str
 ) -> None:
     """
     1. Ingests fill the disk of Redis. Redis then refuses writes or, with `always`, ends.
@@ -59,7 +36,7 @@ def test_a_full_disk_beside_redis_costs_nothing_that_was_acknowledged(
     3. There is space again, and Redis restarts if it ended: the shard stores again, also that commit.
     4. Redis has everything that was acknowledged, also after a crash.
     """
-    redis = redis_on(appendfsync)
+    redis = start_redis("--appendfsync", appendfsync, folder=disk)
     server = start_server("--store", redis.url)
     ballast = disk / "ballast"
     ballast.write_bytes(bytes(1 << 20))

@@ -2,9 +2,6 @@
 
 import os
 import shutil
-import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,31 +11,13 @@ from histospec.client import DraftClient
 from tests.deploy.test_chart_backup import VALUES, args
 from tests.support import certificates
 from tests.support.charts import render
+from tests.support.children import histospec
 from tests.support.histories import Written, expected, found, write, writings
 from tests.support.object_store import ObjectStore
-from tests.support.servers import Starter
+from tests.support.servers import Starter, secret, with_tokens
 from tests.support.waiting import eventually
 
 SHARDS = 3
-ADMIN, WORKER = "admin-secret-0123456789", "worker-secret-0123456789"
-TOKENS = f"""
-[[token]]
-name = "operator"
-secret = "{ADMIN}"
-rights = ["admin"]
-
-[[token]]
-name = "workers"
-secret = "{WORKER}"
-"""
-
-
-@pytest.fixture(scope="module")
-def object_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStore]:
-    pytest.importorskip("obstore", reason="needs histospec[backup]")
-    store = ObjectStore(tmp_path_factory.mktemp("seaweedfs"))
-    yield store
-    store.kill()
 
 
 @pytest.fixture
@@ -47,8 +26,8 @@ def files(tmp_path: Path) -> Path:
     folder = tmp_path / "etc"
     for name in ("token", "tls", "server"):
         (folder / name).mkdir(parents=True)
-    (folder / "server" / "tokens.toml").write_text(TOKENS)
-    (folder / "token" / "token").write_text(ADMIN)
+    with_tokens(folder / "server", operator={"rights": ["admin"]}, workers={})
+    (folder / "token" / "token").write_text(secret("operator"))
     issued = certificates.issue(folder / "server", trustme.CA())
     for ours, theirs in (("ca.pem", "ca.crt"), ("client.pem", "tls.crt"), ("client.key", "tls.key")):
         shutil.copy(issued / ours, folder / "tls" / theirs)
@@ -69,32 +48,24 @@ class Cluster:
 
     @property
     def endpoint(self) -> str:
-        """Returns the endpoints for workers, by pod names."""
         return ",".join(f"run-histospec-{number}={server.endpoint}" for number, server in enumerate(self.servers))
 
-    def command(self, name: str) -> list[str]:
+    def words(self, name: str) -> list[str]:
         """Returns the command of a CronJob's container, with addresses and folders of this machine."""
         rendered = args(self._rendered, f"run-histospec-{name}")
         words = [word.replace("/etc/histospec", str(self._files)) for word in rendered]
         where = words.index("discover://run-histospec-headless.rl.svc:6378")
         words[where] = self.endpoint
-        return [sys.executable, "-m", "histospec.server", *words]
+        return words
 
-    def run(self, name: str) -> str:
-        """Runs it as a Job would, to its end. Returns its output."""
-        done = subprocess.run(
-            self.command(name), cwd="/", env=self.environment(), capture_output=True, text=True, timeout=120
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    def environment(self) -> dict[str, str]:
-        """Returns the environment of a pod: only the Secret of the object store."""
+    def run(self, name: str, code: int = 0) -> str:
+        """Runs it as a Job would, with the Secret of the object store alone, to its end. Returns its output."""
         kept = {name: value for name, value in os.environ.items() if not name.startswith("HISTOSPEC_")}
-        return kept | self._store.environment
+        ended, said = histospec(*self.words(name), env=kept | self._store.environment).end()
+        assert ended == code, said
+        return said
 
     def lose(self) -> None:
-        """Removes the machines and volumes."""
         for server in self.servers:
             server.kill()
             shutil.rmtree(server.data_dir)
@@ -105,11 +76,10 @@ def worker(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Returns the environment of a worker: its certificate, and its token without the right to admin."""
     for name, file in (("CA", "ca.crt"), ("CERT", "tls.crt"), ("KEY", "tls.key")):
         monkeypatch.setenv(f"HISTOSPEC_TLS_{name}", str(files / "tls" / file))
-    monkeypatch.setenv("HISTOSPEC_TOKEN", WORKER)
+    monkeypatch.setenv("HISTOSPEC_TOKEN", secret("workers"))
 
 
 def drafted(endpoint: str, written: Written, text: list[int]) -> list[int]:
-    """Returns a worker's draft after the beginning of a text."""
     with DraftClient(endpoint, written.namespace, deadline=10.0) as client:
         sessions = client.open([written.prompt], [written.name])
         (draft,) = client.step(sessions, [text])
@@ -151,9 +121,5 @@ def test_a_service_comes_back_from_its_backup(start_server: Starter, files: Path
 @pytest.mark.usefixtures("worker")
 def test_workers_may_not_take_backups(start_server: Starter, files: Path, object_store: ObjectStore) -> None:
     cluster = Cluster(start_server, files, object_store, "guarded")
-    (files / "token" / "token").write_text(WORKER)
-    done = subprocess.run(
-        cluster.command("backup"), cwd="/", env=cluster.environment(), capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == 1
-    assert "token 'workers' has no right to admin in namespace 'run-*'" in done.stderr
+    (files / "token" / "token").write_text(secret("workers"))
+    assert "token 'workers' has no right to admin in namespace 'run-*'" in cluster.run("backup", code=1)

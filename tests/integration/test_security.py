@@ -5,8 +5,6 @@ import hashlib
 import json
 import os
 import queue
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -22,6 +20,7 @@ from histospec.client.config import Tls
 from histospec.client.errors import HistoSpecError
 from histospec.v1 import draft_pb2 as pb
 from tests.support import certificates
+from tests.support.children import histospec
 from tests.support.servers import Server, Starter
 from tests.support.waiting import eventually
 from tests.support.wires import Connector
@@ -59,7 +58,6 @@ def authority() -> trustme.CA:
 
 @pytest.fixture
 def files(tmp_path: Path, authority: trustme.CA) -> Path:
-    """Certificates of the server and of a client, and the file of tokens."""
     certificates.issue(tmp_path, authority)
     (tmp_path / "tokens.toml").write_text(TOKENS + REVOKED)
     return tmp_path
@@ -154,26 +152,7 @@ def test_a_token_is_good_for_its_rights_alone(visit: Callable[..., DraftClient])
     assert visit("operator").drop_namespace() == 1
 
 
-def test_a_token_that_is_taken_back_ends_its_streams(
-    guarded: Server, visit: Callable[..., DraftClient], files: Path
-) -> None:
-    visit("trainer").ingest([1, 2], [Response(TEXT)], epoch=0)
-    client = visit("revoked")
-    assert drafted(client)
-    (files / "tokens.toml").write_text(TOKENS)
-    eventually(lambda: not drafted(client), "the token still works")
-    (files / "tokens.toml").write_text("this is [[not TOML")
-    trainer = visit("trainer")
-
-    def noticed() -> bool:
-        assert drafted(trainer)  # the previous contents stay in force
-        return any("tokens cannot be read" in str(entry["event"]) for entry in guarded.log)
-
-    eventually(noticed, "nothing is said of the file")
-    assert drafted(visit("trainer"))
-
-
-def test_a_file_that_could_not_be_read_is_read_once_it_can_be(
+def test_a_token_is_taken_back_once_the_file_can_be_read(
     guarded: Server, visit: Callable[..., DraftClient], files: Path
 ) -> None:
     """Size, time and inode of the file do not reveal that it was corrected."""
@@ -194,7 +173,8 @@ def test_a_file_that_could_not_be_read_is_read_once_it_can_be(
     assert told() == (0, {})
     fill(broken)
     eventually(lambda: told() == (1, {"tokens": "it is not TOML"}), "a file that cannot be read is not told")
-    assert drafted(client)
+    assert drafted(client)  # the previous contents stay in force
+    assert any("tokens cannot be read" in str(entry["event"]) for entry in guarded.log)
     hints = json.loads(guarded.get("/status")[1])["hints"]
     assert [hint["level"] for hint in hints if "tokens cannot be read" in hint["title"]] == ["bad"]
     fill(sound)
@@ -320,19 +300,17 @@ def test_no_secret_is_said_aloud(guarded: Server, visit: Callable[..., DraftClie
 
 def test_status_shows_its_token(guarded: Server, files: Path) -> None:
     (files / "token").write_text(SECRETS["reader"] + "\n")
-    command = [sys.executable, "-m", "histospec.server", "status", guarded.endpoint, "--http", guarded.http]
-    command += ["--tls-ca", str(files / "ca.pem")]
-    told = subprocess.run([*command, "--token-file", str(files / "token")], capture_output=True, text=True, cwd=files)
-    assert told.returncode == 0, told.stderr + told.stdout
-    assert "SERVING" in told.stdout
+    command = ("status", guarded.endpoint, "--http", guarded.http, "--tls-ca", files / "ca.pem")
     environment = {k: v for k, v in os.environ.items() if not k.startswith("HISTOSPEC_")}
 
     def status(*flags: str, **variables: str) -> int:
-        told = subprocess.run([*command, *flags], capture_output=True, cwd=files, env=environment | variables)
-        return told.returncode
+        code, told = histospec(*command, *flags, env=environment | variables).end()
+        assert ("SERVING" in told) == (code == 0), told
+        return code
 
     file = str(files / "token")
     assert status() == 1
+    assert status("--token-file", file) == 0
     assert status(HISTOSPEC_TOKEN=SECRETS["reader"]) == 0
     assert status(HISTOSPEC_TOKEN_FILE=file) == 0
     assert status("--token-file", file, HISTOSPEC_TOKEN="another-0123456789") == 0  # the flag has priority

@@ -2,15 +2,14 @@
 
 import json
 import os
-import subprocess
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from tests.support.redis_processes import RedisProcess, require_redis
+from tests.support.children import histospec
+from tests.support.redis_processes import RedisProcess
 from tests.support.servers import Server, Starter
 from tests.support.waiting import eventually
 from tests.support.wires import Connector
@@ -20,12 +19,8 @@ QUOTED = "second-s3cret%2F%3F%23"
 
 
 @pytest.fixture
-def redis(tmp_path: Path) -> Iterator[RedisProcess]:
-    """Returns a Redis with the password FIRST."""
-    require_redis()
-    process = RedisProcess(tmp_path / "redis", "--requirepass", FIRST, password=FIRST)
-    yield process
-    process.kill()
+def redis(start_redis: Callable[..., RedisProcess]) -> RedisProcess:
+    return start_redis("--requirepass", FIRST, password=FIRST)
 
 
 def put(file: Path, text: str) -> None:
@@ -36,7 +31,6 @@ def put(file: Path, text: str) -> None:
 
 
 def shown(server: Server) -> str:
-    """Returns all output of the server."""
     return json.dumps(server.log) + "".join(server.get(page)[1] for page in ("/status", "/healthz", "/metrics"))
 
 
@@ -106,11 +100,8 @@ def test_a_file_that_holds_no_url_ends_the_server_with_a_sentence(
 ) -> None:
     if text is not None:
         (tmp_path / "url").write_text(text)
-    command = [sys.executable, "-m", "histospec.server", "serve", "--store-file", "url"]
-    done = subprocess.run(
-        [*command, "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0"],
-        capture_output=True, text=True, cwd=tmp_path, timeout=60,
-    )  # fmt: skip
-    assert done.returncode == 2
-    assert sentence.lower() in done.stderr.lower()
-    assert "s3cret" not in done.stderr
+    addresses = ("--listen", "127.0.0.1:0", "--http", "127.0.0.1:0")
+    code, said = histospec("serve", "--store-file", "url", *addresses, cwd=tmp_path).end()
+    assert code == 2
+    assert sentence.lower() in said.lower()
+    assert "s3cret" not in said

@@ -32,7 +32,6 @@ def open_client() -> Iterator[Callable[[Server], DraftClient]]:
 
 
 def roll_out(client: DraftClient, epoch: int) -> None:
-    """Runs a session for each seed, which writes its text."""
     sessions = client.open([PROMPT] * len(TEXTS), seeds=list(TEXTS))
     client.step(sessions, list(TEXTS.values()), max_tokens=0)
     client.close(sessions, epochs=epoch)
@@ -92,6 +91,7 @@ def test_seeds_survive_a_server_that_is_killed(
     eventually(lambda: len(client.step([running], [[]], max_tokens=0)) == 1 and client.stats().reopened)
     client.step([running], [[7]], max_tokens=0)
     client.close([running], epochs=1)
+    client.flush(30)
     assert [(r.seed, list(r.tokens[:3])) for r in client.history(PROMPT)] == [
         *((seed, text[:3]) for seed, text in TEXTS.items()),
         (-7, [5, 6, 7]),
@@ -106,6 +106,7 @@ def test_a_later_turn_is_no_twin_of_the_first(server: Server, open_client: Calla
     (session,) = client.open([later], seeds=[7])
     client.step([session], [TEXTS[8][::-1]], max_tokens=0)
     client.close([session], epochs=0)
+    client.flush(30)
     assert [(r.seed, r.tokens[-1]) for r in client.history(PROMPT)][-1] == (None, TEXTS[8][0])
     for _ in range(2):
         assert draft(client, 7) == TEXTS[7][1:65]

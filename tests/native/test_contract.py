@@ -1,7 +1,6 @@
 """The engine's contract for its callers: keywords, numpy arrays, threads. Takes about 5 s."""
 
 import pickle
-import random
 import sys
 import threading
 from collections.abc import Callable
@@ -74,7 +73,6 @@ def test_every_argument_goes_by_its_name() -> None:
     assert e.lengths(sessions=i64(s)).tolist() == [3]
     assert e.generated(session=s).tolist() == RESPONSE[:3]
     e.close(session=s, commit=True, epoch=5)
-    assert e.newest_epoch(namespace="run") == 5
     assert [epoch for _, epoch in e.history(namespace="run", prompt=PROMPT, problem="p")] == [3, 5]
     e.predict_length(namespace="run", prompt=PROMPT, generated=0, quantiles=[0.5], problem="p")
     assert e.drop_namespace(namespace="run") == 2
@@ -114,11 +112,12 @@ def test_other_results_have_stated_types(engine: Engine) -> None:
     quantiles, observations = engine.predict_length("run", PROMPT)
     assert (quantiles.dtype.name, quantiles.tolist(), observations) == ("float64", [10.0] * 4, 1)
     assert engine.history("absent", PROMPT) == []
-    assert engine.newest_epoch("absent") == 0
     assert engine.drop_namespace("absent") == 0
     none, observations = engine.predict_length("absent", PROMPT)
     assert (none.shape, observations) == ((0,), 0)
     assert type(engine.memory_bytes()) is int
+    engine.ingest("other", PROMPT, [RESPONSE])
+    assert engine.shared_prompts(namespace="other", most=32) == (1, {"run": 1})
 
 
 def test_counters_are_stats_as_columns(engine: Engine) -> None:
@@ -303,87 +302,6 @@ def test_limits_of_a_draft(engine: Engine) -> None:
     assert advance(engine, SESSION, [], verify_cost=0.0) == RESPONSE[3:]
 
 
-def test_a_dearer_token_makes_no_draft_longer() -> None:
-    e, texts = Engine(memory_bytes=1 << 28), random.Random(4)
-    e.ingest("run", PROMPT, [[texts.randrange(3) for _ in range(200)] for _ in range(8)])
-    s = e.open("run", PROMPT, generated=[0, 1, 2, 0])
-    lengths = []
-    for cost in (0.0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.45, 1.0):
-        tokens, _, probs = e.step(i64(s), i32(), i64(0, 0), verify_cost=cost)
-        assert (np.cumprod(probs) >= np.float32(cost) - 1e-6).all(), "a token that costs more than it yields"
-        lengths.append(len(tokens))
-    assert lengths == sorted(lengths, reverse=True)
-    assert lengths[0] == 16
-    assert lengths[-1] == 0
-
-
-def rollouts(engine: Engine, seed: int) -> list[object]:
-    """Runs epochs of groups in two namespaces with disjoint tokens and checks every draft. Returns all drafts."""
-    texts = random.Random(seed)
-    out: list[object] = []
-    known = {name: set[int]() for name in ("low", "high")}
-
-    def text(name: str, size: int) -> list[int]:
-        first = 0 if name == "low" else 1000
-        tokens = [first + texts.randrange(5) for _ in range(size)]
-        known[name].update(tokens)
-        return tokens
-
-    for epoch in range(3):
-        for problem in range(3):
-            sessions: dict[int, str] = {}
-            for name in known:
-                prompt = [0 if name == "low" else 1000, *([problem + 1000 * (name == "high")] * (problem + 1))]
-                known[name].update(prompt)
-                sessions |= {engine.open(name, prompt): name for _ in range(3)}
-                engine.ingest(name, prompt, [text(name, 50)], epoch=epoch)
-            for _ in range(6):
-                limit = texts.randrange(12)
-                came = [text(name, texts.randrange(5)) for name in sessions.values()]
-                tokens, ends, probs = engine.step(i64(*sessions), *flat(came), limit, 0.05)
-                assert (np.diff(ends) <= limit).all()
-                assert ((probs > 0) & (probs < 1)).all()
-                for name, draft in zip(sessions.values(), np.split(tokens, ends[1:-1]), strict=True):
-                    assert set(draft.tolist()) <= known[name]
-                out += [tokens.tolist(), ends.tolist(), probs.tolist()]
-            for session in sessions:
-                engine.close(session, commit=texts.random() < 0.8)
-            engine.wait_until_built()
-    return [*out, engine.stats()]
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_drafts_are_made_of_what_was_seen_and_depend_on_the_calls_alone(seed: int) -> None:
-    first = rollouts(Engine(memory_bytes=1 << 28), seed)
-    assert any(first[:-1:3]), "something was drafted"
-    assert rollouts(Engine(memory_bytes=1 << 28), seed) == first
-
-
-def test_two_namespaces_never_mix(engine: Engine) -> None:
-    s = engine.open("other", PROMPT, generated=RESPONSE[:3])
-    assert advance(engine, s, [], verify_cost=0.0) == []
-    assert engine.history("other", PROMPT) == []
-    assert engine.predict_length("other", PROMPT)[1] == 0
-    assert engine.stats()["namespaces"]["other"]["lookups_miss"] == 1
-    alone = advance(engine, SESSION, [])
-    # A lot of text with other continuations in other problems changes nothing here.
-    engine.ingest("other", PROMPT, [[*RESPONSE[:3], 77, 78, 79]] * 50 + [[*range(100, 9000)]], epoch=9)
-    assert advance(engine, SESSION, []) == alone
-    assert engine.newest_epoch("run") == 2
-    assert engine.drop_namespace("other") == 51
-    assert advance(engine, SESSION, []) == alone
-    assert advance(engine, s, [], verify_cost=0.0) == []
-
-
-def test_siblings_draft_from_each_other_and_others_do_not() -> None:
-    e = Engine(memory_bytes=1 << 28)
-    a, b = e.open("run", PROMPT), e.open("run", PROMPT)
-    stranger = e.open("run", [*PROMPT, 15])
-    advance(e, a, RESPONSE)
-    assert advance(e, b, RESPONSE[:4], verify_cost=0.01) == RESPONSE[4:]
-    assert advance(e, stranger, RESPONSE[:4], verify_cost=0.0) == []
-
-
 def test_a_step_sent_again_changes_nothing(engine: Engine) -> None:
     arrays = i64(SESSION), i32(*RESPONSE[3:6]), i64(0, 3)
     first = engine.step(*arrays, positions=i64(3))
@@ -441,48 +359,6 @@ def test_the_gil_is_free_during_a_long_ingest() -> None:
     finally:
         sys.setswitchinterval(interval)
     assert turns > 0
-
-
-def test_steps_from_several_threads() -> None:
-    e = Engine(memory_bytes=1 << 28)
-    prompts = [[*PROMPT, p] for p in range(4)]
-    failures: list[BaseException] = []
-    start = threading.Barrier(4, timeout=60)
-
-    def worker(number: int) -> None:
-        try:
-            texts = random.Random(number)
-            start.wait()
-            for turn in range(10):
-                prompt = prompts[(number + turn) % 4]
-                sessions = [e.open("run", prompt) for _ in range(4)]
-                own: list[list[int]] = [[] for _ in sessions]
-                for _ in range(10):
-                    came = [[1000 * number + texts.randrange(6) for _ in range(texts.randrange(4))] for _ in sessions]
-                    e.step(i64(*sessions), *flat(came))
-                    for text, tokens in zip(own, came, strict=True):
-                        text += tokens
-                for session, text in zip(sessions, own, strict=True):
-                    assert e.generated(session).tolist() == text
-                    e.close(session)
-                e.ingest("run", prompt, [own[0]] if own[0] else [], epoch=turn)
-        except BaseException as failure:
-            failures.append(failure)
-
-    threads = [threading.Thread(target=worker, args=(n,)) for n in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures, failures
-    e.wait_until_built()
-    e.check_integrity()
-    stats = e.stats()
-    assert stats["sessions"] == 0
-    held = sum(len(e.history("run", prompt)) for prompt in prompts)
-    run = stats["namespaces"]["run"]
-    assert run["history_responses"] == held
-    assert run["history_responses"] + run["evicted_by_epochs"] >= 160
 
 
 @pytest.mark.parametrize("groups", [1, 7])

@@ -43,6 +43,8 @@ def test_a_name_is_text() -> None:
         engine.open(b"\xff", [1])  # type: ignore[arg-type]
     with pytest.raises(TypeError):
         engine.ingest(b"\xff", [1], [np.array([1], np.int32)])  # type: ignore[arg-type]
+    with pytest.raises(TypeError):
+        engine.shared_prompts(b"train")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="surrogates not allowed"):
         engine.open("\ud800", [1])
     assert engine.stats()["namespaces"] == {}

@@ -287,8 +287,6 @@ class EngineMachine(RuleBasedStateMachine):
         stats = self.engine.stats()
         assert stats["sessions"] == len(self.sessions)
         assert stats["namespaces"].keys() == self.namespaces.keys()
-        for name in NAMES:
-            assert self.engine.newest_epoch(name) == self.namespace_or_empty(name).newest_epoch
         for name, namespace_ in self.namespaces.items():
             counted: dict[str, Any] = dict(stats["namespaces"][name])
             held, evicted = counted.pop("history_responses"), sum(counted.pop(reason) for reason in EVICTED)

@@ -247,18 +247,6 @@ def test_refused_and_nothing_changed(engine: Engine, call: str) -> None:
     assert engine.step(i64(SESSION), i32(), i64(0, 0))[0].tolist()[:4] == RESPONSE[3:7]
 
 
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        ({"memory_bytes": 0}, "memory_bytes: must be positive"),
-        ({"history_epochs": 0}, "history_epochs: must be at least 1"),
-    ],
-)
-def test_options_are_checked(options: dict[str, int], text: str) -> None:
-    with pytest.raises(ValueError, match=text):
-        Engine(**options)
-
-
 def test_an_empty_batch_and_empty_responses_are_fine(engine: Engine) -> None:
     before = seen(engine)
     tokens, offsets, probs = engine.step(i64(), i32(), i64(0))

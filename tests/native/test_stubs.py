@@ -17,7 +17,7 @@ METHODS = {
     for scope in STUB.body
     if isinstance(scope, ast.ClassDef) and scope.name == "Engine"
     for node in scope.body
-    if isinstance(node, ast.FunctionDef)
+    if isinstance(node, ast.FunctionDef)  # the last overload, which has the documentation
 }
 
 

@@ -16,8 +16,7 @@ def tokens(seed: int, n: int) -> Tokens:
 
 def turn(engine: Engine, prompt: Tokens, response: Tokens) -> tuple[int, int]:
     """One turn, committed; returns how many tokens of its prompt name the problem and how many the first draft had."""
-    session = engine.open("run", prompt)
-    length = engine.prompt_length(session)
+    session, length, _ = engine.open_session("run", prompt)
     sessions = np.array([session])
     drafted = len(engine.step(sessions, NONE, np.array([0, 0]))[0])
     engine.step(sessions, response, np.array([0, len(response)]))
@@ -68,8 +67,7 @@ def test_an_explicit_id_is_never_guessed() -> None:
     engine = Engine()
     turn(engine, PROMPT, ANSWER)
     later = np.concatenate([PROMPT, ANSWER, TOOL])
-    session = engine.open("run", later, problem="named")
-    assert engine.prompt_length(session) == len(later)
+    assert engine.open_session("run", later, problem="named")[1] == len(later)
     assert engine.stats()["namespaces"]["run"]["problems"] == 2
 
 
@@ -80,8 +78,3 @@ def test_what_is_dropped_is_not_continued() -> None:
     later = np.concatenate([PROMPT, ANSWER, TOOL])
     assert turn(engine, later, SECOND)[0] == len(later)
     engine.check_integrity()
-
-
-def test_a_session_that_is_not_open_has_no_prompt() -> None:
-    with pytest.raises(KeyError, match="session 7 is not open"):
-        Engine().prompt_length(7)

@@ -35,39 +35,3 @@ def test_a_session_drafts_what_its_seed_gave(seeds: list[int]) -> None:
     assert (run["twins_hit"], run["twins_miss"]) == (2, 0)
     assert run["sources"]["twin"]["draft_tokens"] == run["draft_tokens"]
     engine.check_integrity()
-
-
-def test_the_newest_response_of_a_seed_counts() -> None:
-    engine = Engine()
-    engine.ingest("run", PROMPT, [FIRST, SECOND], epoch=3, seeds=[7, None])
-    engine.ingest("run", PROMPT, [SECOND], epoch=2, seeds=[7])
-    session = engine.open("run", PROMPT, seed=7)
-    assert advance(engine, session, FIRST[:0])[:3] == FIRST[:3].tolist()
-    advance(engine, session, SECOND)
-    engine.close(session, epoch=4)
-    assert advance(engine, engine.open("run", PROMPT, seed=7), FIRST[:0])[:3] == SECOND[:3].tolist()
-    engine.open("run", PROMPT, seed=8)
-    engine.open("run", PROMPT)
-    assert (counted(engine)["twins_hit"], counted(engine)["twins_miss"]) == (2, 1)
-
-
-def test_a_twin_ends_where_a_tool_speaks() -> None:
-    engine = Engine(namespace_tokens=0)
-    mask = np.arange(400) < 40
-    engine.ingest("run", PROMPT, [FIRST], seeds=[7], generated=[mask])
-    session = engine.open("run", PROMPT, seed=7)
-    assert advance(engine, session, FIRST[:10]) == FIRST[10:40].tolist()
-
-
-def test_it_is_followed_by_position() -> None:
-    """Where every context is new, a session follows its twin by position."""
-    engine = Engine(namespace_tokens=0)
-    engine.ingest("run", PROMPT, [FIRST], seeds=[7])
-    with_seed, without = engine.open("run", PROMPT, seed=7), engine.open("run", PROMPT)
-    now = FIRST.copy()
-    now[::2] = 6000 + np.arange(200)
-    assert advance(engine, without, now) == []
-    right = 0
-    for i in range(399):
-        right += advance(engine, with_seed, now[i : i + 1], max_tokens=1) == [now[i + 1]]
-    assert right > 150

@@ -352,7 +352,6 @@ def test_each_mistake_is_one_sentence_with_line_and_field(
 @pytest.mark.parametrize(
     ("content", "complaint"),
     [
-        (b"", "is empty: it has no records; give recorded rollouts"),
         (b'{"prompt": [1],\n "tokens": [2]}\n', "line 1: not JSON: EOF while parsing"),
         (b'{"prompt": [1],\n "tokens": [2]}\n', "a record must be one line: jq -c . FILE"),
         (b"\x28\xb5\x2f\xfd\0\0", "is packed with zstd, which is not supported; zstd -dc FILE | histospec replay -"),

@@ -39,10 +39,6 @@ def test_id_and_group_may_be_left_out_and_blank_lines_are_skipped() -> None:
     assert [response.group for response in named.responses] == [3, "a"]
 
 
-def test_gzip_is_recognised_by_its_content() -> None:
-    assert len(list(read(io.BytesIO(ZIPPED)))) == 1
-
-
 def test_turns_keep_who_wrote_them_and_a_cut_ends_inside_one() -> None:
     turns = [
         {"role": "environment", "tokens": [1, 2]},

@@ -5,6 +5,7 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,10 @@ from rich.progress import Progress
 from histospec.replay import command as replay
 from histospec.replay import plan as replay_plan
 from histospec.replay import plot as replay_plot
-from histospec.replay import results_json as replay_json
 from histospec.replay import tables as replay_tables
-from histospec.replay.cases import case_at
+from histospec.replay.plan import case_at
 from histospec.replay.recordings import Problem, RecordedResponse, Turn, read
-from histospec.replay.result import Options
+from histospec.replay.result import Options, as_json
 from histospec.replay.scores import Score, score
 from histospec.server import cli
 
@@ -38,16 +38,19 @@ def response(epoch: int, *turns: Turn) -> RecordedResponse:
     return RecordedResponse(epoch, turns)
 
 
-def recorded(path: Path, seed: int = 0, epochs: int = 3, problems: int = 6) -> Path:
-    """Returns a small recording: responses to a problem are one text with a few changed tokens, two per epoch."""
-    rng = np.random.default_rng(seed)
+def recorded(path: Path, groups: Sequence[Sequence[int]] = ((2, 2, 2),) * 6) -> Path:
+    """Returns a small recording: responses to a problem are one text with a few changed tokens.
+
+    `groups`: for each problem, the number of responses in each epoch.
+    """
+    rng = np.random.default_rng(0)
     lines = []
-    for i in range(problems):
+    for i, sizes in enumerate(groups):
         text = rng.integers(10, 1000, 120)
         responses = []
-        for n in range(2 * epochs):
+        for epoch in (epoch for epoch, size in enumerate(sizes) for _ in range(size)):
             changed = np.where(rng.random(len(text)) < 0.05, rng.integers(10, 1000, len(text)), text)
-            responses.append({"epoch": n // 2, "group": n // 2, "tokens": changed.tolist()})
+            responses.append({"epoch": epoch, "group": epoch, "tokens": changed.tolist()})
         lines.append(json.dumps({"id": i, "prompt": [1, 2, i + 3], "responses": responses}))
     path.write_text("\n".join(lines) + "\n")
     return path
@@ -62,23 +65,17 @@ def figures(capsys: pytest.CaptureFixture[str], *arguments: Any) -> dict[str, An
 def test_a_case_knows_only_what_came_before_it() -> None:
     a, b, c, d = (response(epoch, turn([i])) for i, epoch in enumerate((0, 1, 1, 2)))
     problem = Problem(np.array([9], np.int32), (a, b, c, d))
-    assert case_at(problem, 0, siblings=False, max_response=9) is None
-    assert case_at(problem, 0, siblings=True, max_response=9) is None
-    hist, both = (case_at(problem, 1, siblings=siblings, max_response=9) for siblings in (False, True))
-    assert hist is not None
-    assert both is not None
+    assert case_at(problem, 0, 9).history == ()
+    hist, both = (case_at(problem, 1, 9, finished=finished) for finished in (False, True))
     assert hist.history == (a,)
     assert both.history == (a, c)
     assert hist.target == both.target == b.turns
-    assert case_at(problem, 7, siblings=True, max_response=9) is None
 
 
 def test_a_repeated_response_is_drafted_and_every_step_counts() -> None:
     text = turn(np.arange(100, 164))
     problem = Problem(np.array([1, 2, 3], np.int32), (response(0, text), response(1, text)))
-    case = case_at(problem, 1, siblings=False, max_response=2000)
-    assert case is not None
-    result = score([case], 0.02, 16, lambda _: None)
+    result = score([case_at(problem, 1, 2000)], 0.02, 16, lambda _: None)
     assert result.tokens == 64
     assert 64 / 17 <= result.steps < 32  # a step yields at most 16 draft tokens and one more
     assert result.accepted == 64 - result.steps <= result.drafted
@@ -88,9 +85,7 @@ def test_what_the_environment_wrote_costs_no_step_and_is_no_gain() -> None:
     known = response(0, turn(np.arange(100, 132)))
     asked = response(1, turn(np.arange(500, 900), generated=False), turn([7]), turn([8, 9], generated=False))
     problem = Problem(np.array([1], np.int32), (known, asked))
-    case = case_at(problem, 1, siblings=False, max_response=2000)
-    assert case is not None
-    assert (score([case], 0.05, 16, lambda _: None).counts[0, [0, 2]] == [1, 1]).all()
+    assert (score([case_at(problem, 1, 2000)], 0.05, 16, lambda _: None).counts[0, [0, 2]] == [1, 1]).all()
 
 
 def test_s_c_charges_for_drafted_tokens() -> None:
@@ -122,11 +117,7 @@ def test_epochs_are_scored_one_by_one_and_the_last_is_the_headline(
 def test_problems_last_visited_at_different_epochs_have_a_headline_of_their_own(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file = recorded(tmp_path / "rollouts.jsonl", problems=2)
-    first, second = map(json.loads, file.read_text().splitlines())
-    second["responses"] = [r for r in second["responses"] if r["epoch"] < 2]
-    file.write_text(json.dumps(first) + "\n" + json.dumps(second) + "\n")
-    result = figures(capsys, file)
+    result = figures(capsys, recorded(tmp_path / "rollouts.jsonl", groups=((2, 2, 2), (2, 2))))
     assert result["last_visit"]["problems"] == 2
     assert result["last_visit"]["history_tokens"] == (4 + 2) * 120
     assert [(epoch["epoch"], epoch["problems"]) for epoch in result["epochs"]] == [(1, 2), (2, 1)]
@@ -214,12 +205,47 @@ def test_what_sources_contributed_is_shown_where_the_engine_says_it(tmp_path: Pa
         console = Console(record=True, width=100, file=io.StringIO())
         console.print(replay_tables.report(result, options, "rollouts"))
         text = console.export_text()
-        figures = replay_json.as_json(result, options, "rollouts.jsonl")["last_visit"]["costs"][0]
+        figures = as_json(result, options, "rollouts.jsonl")["last_visit"]["costs"][0]
         axes = replay_plot.plot(result, options, "rollouts").axes
         assert ("Contribution of each source" in text) == bool(known)
         assert figures.get("sources", {}) == known
         assert len(axes) == (6 if known else 5)
     assert re.search(r"0.05 +history +2.000 +100% +1.000 +100% +50% *\n +siblings +0.000 +0% +0.000 +0% +- *\n", text)
+
+
+def test_the_table_has_a_row_for_each_number_of_siblings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = recorded(tmp_path / "rollouts.jsonl", groups=((2, 4), (2, 4), (2, 2)))
+    arguments = [file, "--siblings", "0,1", "--siblings", "15,all", "--cost", 0.05]
+    written = ["--json", tmp_path / "figures.json", "--plot", tmp_path / "plot.png"]
+    assert replay.main(list(map(str, arguments + written))) == 0
+    out = capsys.readouterr().out
+    figures = json.loads((tmp_path / "figures.json").read_text())
+    rows = figures["siblings"]
+    assert [(row["siblings"], row["history"]) for row in rows] == [
+        (asked, history) for history in (False, True) for asked in (0, 1, 15, "all")
+    ]
+    assert [row["running"] for row in rows[:4]] == [0, 1, pytest.approx(7 / 3), pytest.approx(7 / 3)]
+    assert "3 of 3 groups have fewer than 15 siblings" in out
+    for row in rows:
+        (entry,) = row["costs"]
+        assert entry["tokens_per_step"] == 360 / entry["steps"]
+        assert f"{entry['tokens_per_step']:.3f}" in out
+        assert f"{entry['speed_up']:.3f}" in out
+    # Without siblings, a group with history equals the headline's case.
+    assert rows[4]["costs"][0]["steps"] == figures["last_visit"]["costs"][0]["steps"]
+    assert rows[0]["costs"][0]["tokens_per_step"] < rows[4]["costs"][0]["tokens_per_step"]
+    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(("flag", "history"), [("--history", True), ("--no-history", False)])
+def test_half_of_the_table_can_be_chosen(
+    flag: str, history: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = recorded(tmp_path / "rollouts.jsonl", groups=((2, 4), (2, 4), (2, 2)))
+    arguments = [str(file), "--siblings", "1", flag, "--cost", "0.05", "--plot", str(tmp_path / "plot.png")]
+    assert replay.main([*arguments, "--json", "-"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)["siblings"]
+    assert row["history"] is history
 
 
 @pytest.mark.skipif(not (SHARED / "lab" / "replay.py").exists(), reason="the reference harness is not here")
@@ -228,16 +254,8 @@ def test_what_sources_contributed_is_shown_where_the_engine_says_it(tmp_path: Pa
 def test_figures_agree_with_the_reference_harness(name: str, mode: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Both replay the same cases with the same engine: every printed figure agrees to the third digit."""
     file = SHARED / "rollouts" / f"{name}.jsonl.gz"
-    command = [
-        sys.executable,
-        str(SHARED / "lab" / "replay.py"),
-        str(file),
-        "histospec",
-        "--mode",
-        mode,
-        "--limit",
-        "8",
-    ]
+    harness = str(SHARED / "lab" / "replay.py")
+    command = [sys.executable, harness, str(file), "histospec", "--mode", mode, "--limit", "8"]
     report = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300).stdout
     number = r"([\d.]+)"
     line = rf"'verify_cost': {number}}} tokens/step {number} drafted/step {number} " + " ".join(

@@ -1,13 +1,10 @@
 """The budget of the index, compared with the memory of the process."""
 
-from pathlib import Path
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from histospec.server.errors import ConfigError
-from histospec.server.machine import group_memory_limit
 from histospec.server.settings.budget import DEFAULT, ROUND, check_budget, default_budget, fitting, needed
 from tests.support.servers import Starter
 
@@ -60,20 +57,6 @@ def test_the_sentences_name_both_numbers_and_what_to_set() -> None:
     with pytest.raises(ConfigError, match=r"--memory 10GiB: the index alone would fill the control group .* of 10GiB"):
         check_budget(10 * GIB, True, 10 * GIB, 64 * GIB)
     assert "--memory 10GiB: with what" in check_budget(10 * GIB, False, 10 * GIB, 64 * GIB)  # the user did not set it
-
-
-def test_a_control_group_without_a_limit_is_none(tmp_path: Path) -> None:
-    group = tmp_path / "fs" / "pods" / "one"
-    group.mkdir(parents=True)
-    (tmp_path / "cgroup").write_text("0::/pods/one\n")
-    here = tmp_path / "fs", tmp_path / "cgroup"
-    assert group_memory_limit(*here) is None
-    (group / "memory.max").write_text("max\n")
-    assert group_memory_limit(*here) is None
-    (group / "memory.max").write_text(f"{10 * GIB}\n")
-    assert group_memory_limit(*here) == 10 * GIB
-    (group.parent / "memory.max").write_text(f"{9 * GIB}\n")
-    assert group_memory_limit(*here) == 9 * GIB
 
 
 def test_a_server_says_that_its_memory_does_not_fit(start_server: Starter) -> None:

@@ -15,8 +15,7 @@ from histospec.server.errors import ConfigError
 from histospec.server.machine import memory_limit
 from histospec.server.settings.addresses import Address, ShardAddress
 from histospec.server.settings.budget import default_budget
-from histospec.server.settings.config import Config
-from histospec.server.settings.option_types import MAX_BYTES, MAX_COUNT
+from histospec.server.settings.config import MAX_BYTES, MAX_COUNT, Config
 from histospec.server.settings.options import load
 from tests.support.servers import Server
 

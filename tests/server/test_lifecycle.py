@@ -4,7 +4,6 @@ import json
 import os
 import re
 import signal
-import stat
 import subprocess
 import sys
 import threading
@@ -21,7 +20,7 @@ from histospec.server.machine import cpu_limit, drafting_threads
 from histospec.server.stores.interface import Problem, Record, ResponseBatch
 from histospec.server.stores.sqlite.store import SQLiteStore
 from tests.support import drains
-from tests.support.servers import Server, Starter
+from tests.support.servers import Server, Starter, run_first
 from tests.support.waiting import eventually
 from tests.support.wires import Connector, Wire
 
@@ -83,24 +82,20 @@ def stored(tmp_path: Path) -> list[list[int]]:
 @pytest.fixture
 def loads_when_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Servers load a page of problems per tenth of a second until this file exists; then at full speed."""
-    told, slow = tmp_path / "told", tmp_path / "slow"
-    slow.write_text(
-        f"#!{sys.executable}\n"
-        "import sys, time\n"
-        "from pathlib import Path\n"
-        "from histospec.server import cli\n"
-        "from histospec.server.stores.sqlite import reader, store\n"
-        "reader.PROBLEMS_AT_ONCE = 1\n"
-        "pages = store.SQLiteStore.wanted_first\n"
-        "def slowly(self):\n"
-        "    for page in pages(self):\n"
-        f"        time.sleep(0 if Path({str(told)!r}).exists() else 0.1)\n"
-        "        yield page\n"
-        "store.SQLiteStore.wanted_first = slowly\n"
-        "sys.exit(cli.main(sys.argv[1:]))\n"
-    )
-    slow.chmod(slow.stat().st_mode | stat.S_IXUSR)
-    monkeypatch.setenv("HISTOSPEC_TEST_SERVER", str(slow))
+    told = tmp_path / "told"
+    code = f"""
+import time
+from pathlib import Path
+from histospec.server.stores.sqlite import reader, store
+reader.PROBLEMS_AT_ONCE = 1
+pages = store.SQLiteStore.wanted_first
+def slowly(self):
+    for page in pages(self):
+        time.sleep(0 if Path({str(told)!r}).exists() else 0.1)
+        yield page
+store.SQLiteStore.wanted_first = slowly
+"""
+    run_first(code, tmp_path, monkeypatch)
     return told
 
 
@@ -151,8 +146,7 @@ def test_a_server_that_is_told_to_end_while_it_loads_ends(
     """The next server has everything, also after a kill during loading."""
     server = start_server(name="full", ready=False)
     eventually(lambda: server.metrics()["histospec_loaded_responses"] > 0, "it loads nothing")
-    server.terminate()
-    assert server.wait() == 0
+    server.drain()
     assert not [line for line in server.log if str(line["event"]).startswith("loaded")]
     server.start(ready=False)
     eventually(lambda: server.metrics()["histospec_loaded_responses"] > 0, "it loads nothing")

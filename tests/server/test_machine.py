@@ -1,13 +1,11 @@
 """The resources of the process under limits of control groups."""
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from histospec.server.machine import cpu_limit, drafting_threads, memory_limit
+from histospec.server.machine import cpu_limit, drafting_threads, group_memory_limit, memory_limit
 
 
 @pytest.fixture
@@ -23,11 +21,24 @@ def test_the_least_memory_of_the_control_groups_counts(groups: tuple[Path, tuple
     group, here = groups
     machine = memory_limit(*here)
     assert machine > 1 << 20
+    assert group_memory_limit(*here) is None
     (group / "memory.max").write_text("max\n")
-    assert memory_limit(*here) == machine
+    assert (memory_limit(*here), group_memory_limit(*here)) == (machine, None)
+    (group / "memory.max").write_text(f"{machine + 1}\n")
+    assert (memory_limit(*here), group_memory_limit(*here)) == (machine, machine + 1)
     (group.parent / "memory.max").write_text("1048576\n")
-    assert memory_limit(*here) == 1 << 20
+    assert memory_limit(*here) == group_memory_limit(*here) == 1 << 20
     assert memory_limit(tmp_path / "fs", tmp_path / "absent") == machine
+
+
+def test_a_control_group_without_a_limit_has_none(groups: tuple[Path, tuple[Path, Path]]) -> None:
+    group, here = groups
+    for file, text, limit in (
+        (group, None, None), (group, "max", None), (group, "8388608", 8 << 20), (group.parent, "4194304", 4 << 20)
+    ):  # fmt: skip
+        if text:
+            (file / "memory.max").write_text(f"{text}\n")
+        assert group_memory_limit(*here) == limit
 
 
 def test_the_least_quota_of_the_control_groups_counts(groups: tuple[Path, tuple[Path, Path]], tmp_path: Path) -> None:
@@ -42,19 +53,6 @@ def test_the_least_quota_of_the_control_groups_counts(groups: tuple[Path, tuple[
         (group.parent / "cpu.max").write_text(f"{quota}\n")
         assert cpu_limit(*here) == 1
     assert cpu_limit(tmp_path / "fs", tmp_path / "absent") == machine
-
-
-RAISE = """
-import resource
-from histospec.server.machine import raise_descriptor_limit
-resource.setrlimit(resource.RLIMIT_NOFILE, (256, 1024))
-print(raise_descriptor_limit(), resource.getrlimit(resource.RLIMIT_NOFILE), raise_descriptor_limit())
-"""
-
-
-def test_the_limit_of_descriptors_is_raised_to_the_hard_one() -> None:
-    done = subprocess.run([sys.executable, "-c", RAISE], capture_output=True, text=True, timeout=60)
-    assert done.stdout == "1024 (1024, 1024) 1024\n", done.stderr
 
 
 @pytest.mark.parametrize(

@@ -139,10 +139,9 @@ def test_a_signal_is_raised_in_no_callback_of_a_loop() -> None:
     assert "callback" not in text
 
 
-@pytest.mark.parametrize("words", [["replay", "-", "--no-plot"], ["restore", "-", "--data-dir", "DIR"]])
-def test_an_interrupt_while_the_input_is_waited_for(tmp_path: Path, words: list[str]) -> None:
+@pytest.mark.parametrize("words", [["replay", "-", "--no-plot"], ["restore", "-", "--to", "127.0.0.1:1"]])
+def test_an_interrupt_while_the_input_is_waited_for(words: list[str]) -> None:
     """The process is interrupted while it imports, or once it reads; its standard input stays empty."""
-    words = [word.replace("DIR", str(tmp_path / "data")) for word in words]
     for loaded in ("rich", "pydantic_core"):
         with children.histospec(*words, stdin=subprocess.PIPE, env=os.environ | {"PYTHONVERBOSE": "1"}) as child:
             child.wait_for(f"import '{loaded}'")

@@ -1,85 +1,93 @@
-"""Runs that keep a server busy, so that dashboards have data."""
+"""Runs that roll out against a server, so that the status page and dashboards have data."""
 
 import threading
-from abc import ABC, abstractmethod
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import count
-from typing import Any
 
 import numpy as np
 
-from histospec.client import Draft, DraftClient, Response
+from histospec.client import DraftClient, Response
 from histospec.server.commands.bench_worker import generated
+from tests.support.rollouts import roll_out
 
+VOCABULARY = 5000
 EPOCHS = 6
+PAUSE = 0.02
+"""Seconds between two steps of a repeated rollout."""
 
 
-class Run(ABC):
-    """Rollouts of one run in a thread of their own, again and again, until `stop`."""
+@contextmanager
+def repeated(rollout: Callable[[], Iterator[None]]) -> Iterator[None]:
+    """Repeats a rollout, which yields after every step, in a thread until the block ends."""
+    over = threading.Event()
 
-    def __init__(self, client: DraftClient) -> None:
-        self.client = client
-        self.stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run)
-        self._thread.start()
+    def run() -> None:
+        while not over.is_set():
+            for _ in rollout():
+                if over.wait(PAUSE):
+                    break
 
-    @abstractmethod
-    def roll_out(self) -> None:
-        """Opens sessions, steps them and closes them; ends early when `stopping` is set."""
-
-    def _run(self) -> None:
-        while not self.stopping.is_set():
-            self.roll_out()
-
-    def stop(self) -> None:
-        """Ends the rollouts."""
-        self.stopping.set()
-        self._thread.join()
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
-class Rollouts(Run):
-    """Sessions of known problems that write what is written in their texts, epoch after epoch."""
-
-    def __init__(self, client: DraftClient) -> None:
-        self._tasks = [generated(number, EPOCHS + 1, 1, 300) for number in range(8)]
-        for task in self._tasks:
-            for epoch in range(EPOCHS):
-                client.ingest(task.prompt, [Response(task.history[epoch])], epoch=epoch)
-        super().__init__(client)
-
-    def roll_out(self) -> None:
-        """See Run."""
-        texts = [text for task in self._tasks for text in (task.history[EPOCHS], *task.texts)]
-        sessions = self.client.open([t.prompt for t in self._tasks for _ in range(2)], seeds=range(len(texts)))
-        done = [0] * len(sessions)
-        new = [text[:1] for text in texts]
-        while any(map(len, new)) and not self.stopping.is_set():
-            drafts = self.client.step(sessions, new, verify_cost=0.05)
-            done = [at + len(tokens) for at, tokens in zip(done, new, strict=True)]
-            new = [
-                text[at : at + right(draft, text[at:]) + 1] for text, at, draft in zip(texts, done, drafts, strict=True)
-            ]
-            self.stopping.wait(0.02)
-        self.client.close(sessions, commit=True, epochs=EPOCHS)
+def known_problems(client: DraftClient) -> Callable[[], Iterator[None]]:
+    """A rollout of problems with a history; it writes the texts that the history has."""
+    tasks = [generated(number, EPOCHS + 1, 1, 300) for number in range(8)]
+    for task in tasks:
+        for epoch in range(EPOCHS):
+            client.ingest(task.prompt, [Response(task.history[epoch])], epoch=epoch)
+    texts = [text.tolist() for task in tasks for text in (task.history[EPOCHS], *task.texts)]
+    prompts = [task.prompt.tolist() for task in tasks for _ in range(2)]
+    return lambda: roll_out(client, prompts, texts, EPOCHS, seeds=range(len(texts)))
 
 
-class Strangers(Run):
-    """Sessions of new problems each time: a run without cache hits."""
+def new_problems(client: DraftClient) -> Callable[[], Iterator[None]]:
+    """A rollout whose problems are new each time. Each text repeats itself, so that there is something to draft."""
+    numbers = count(1)
 
-    def __init__(self, client: DraftClient) -> None:
-        self._numbers = count(1)
-        super().__init__(client)
-
-    def roll_out(self) -> None:
-        """See Run. Each text repeats itself, so that there is something to draft."""
-        sessions = self.client.open([[9, next(self._numbers)] for _ in range(8)])
+    def rollout() -> Iterator[None]:
+        sessions = client.open([[9, next(numbers)] for _ in range(8)])
         for _ in range(4):
-            self.client.step(sessions, [[5, 6, 7, 8, 5, 6]] * len(sessions), verify_cost=0.05)
-            self.stopping.wait(0.02)
-        self.client.close(sessions, commit=False)
+            client.step(sessions, [[5, 6, 7, 8, 5, 6]] * len(sessions))
+            yield
+        client.close(sessions, commit=False)
+
+    return rollout
 
 
-def right(draft: Draft, text: Any) -> int:
-    """How many tokens of a draft the text begins with."""
-    drafted = draft.tokens[: len(text)]
-    wrong = np.flatnonzero(drafted != text[: len(drafted)])
-    return int(wrong[0]) if wrong.size else len(drafted)
+class Run:
+    """A run of `problems` prompts, each sampled `siblings` times per epoch by a policy that changes between epochs."""
+
+    def __init__(self, client: DraftClient, problems: int = 16, siblings: int = 4, length: int = 120) -> None:
+        self._client = client
+        self._random = np.random.default_rng(0)
+        self._siblings = siblings
+        self._policy = self._random.integers(10, VOCABULARY, (problems, length))
+        self.epoch = 0
+
+    def rolls_out(self, changes: float = 0.1, pause: float = 0.0) -> None:
+        """Rolls out every prompt in one batch. `changes`: the share of tokens that the policy now writes differently.
+
+        pause: seconds between steps, as a model takes them.
+        """
+        self._policy = self._changed(self._policy, changes / 2)
+        texts = [self._changed(text, changes / 2).tolist() for text in self._policy for _ in range(self._siblings)]
+        prompts = [[1, 2, problem] for problem in range(len(self._policy)) for _ in range(self._siblings)]
+        for _ in roll_out(self._client, prompts, texts, self.epoch):
+            time.sleep(pause)
+        self._client.flush()
+        self.epoch += 1
+
+    def _changed(
+        self, text: "np.ndarray[tuple[int, ...], np.dtype[np.int64]]", share: float
+    ) -> "np.ndarray[tuple[int, ...], np.dtype[np.int64]]":
+        other = self._random.integers(10, VOCABULARY, text.shape)
+        return np.where(self._random.random(text.shape) < share, other, text)

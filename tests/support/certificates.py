@@ -1,13 +1,14 @@
-"""Certificates of a test: an authority, a server on loopback, and a client."""
+"""Certificates of a test: an authority, a server on loopback or of other names, and a client."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import trustme
 
 
-def issue(directory: Path, authority: trustme.CA) -> Path:
+def issue(directory: Path, authority: trustme.CA, names: Sequence[str] = ("127.0.0.1", "localhost")) -> Path:
     """Writes ca.pem, server.pem, server.key, client.pem and client.key. Returns the directory."""
-    own, visitor = authority.issue_cert("127.0.0.1", "localhost"), authority.issue_cert("worker@example.org")
+    own, visitor = authority.issue_cert(*names), authority.issue_cert("worker@example.org")
     authority.cert_pem.write_to_path(directory / "ca.pem")
     for name, certificate in (("server", own), ("client", visitor)):
         certificate.private_key_pem.write_to_path(directory / f"{name}.key")

@@ -1,4 +1,4 @@
-"""Renders the Helm chart with the real `helm`, which scripts/install-tools installs into build/tools."""
+"""Renders the Helm chart with the real `helm`."""
 
 import json
 import shutil
@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.support.programs import ROOT, TOOLS, program
+
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib  # type: ignore[import-not-found, unused-ignore]
 
-ROOT = Path(__file__).parents[2]
 CHART = ROOT / "helm" / "histospec"
-TOOLS = ROOT / "build" / "tools" / "node_modules"
 RELEASE, NAMESPACE = "run", "rl"
 
 Manifest = dict[str, Any]
@@ -31,17 +31,9 @@ for (const manifest of JSON.parse(await new Response(process.stdin).text())) {
 """
 
 
-def tool(name: str) -> str:
-    """The path of a program that npm installed, or that is on the PATH; skips the test where there is none."""
-    path = shutil.which(TOOLS / ".bin" / name) or shutil.which(name)
-    if path is None:
-        pytest.skip(f"needs {name}, see scripts/install-tools")
-    return path
-
-
 def helm(*words: object) -> "subprocess.CompletedProcess[str]":
     """Runs helm; also where it fails."""
-    return subprocess.run([tool("helm"), *map(str, words)], capture_output=True, text=True, timeout=120)
+    return subprocess.run([program("helm"), *map(str, words)], capture_output=True, text=True, timeout=120)
 
 
 def template(*words: object, version: str = "1.30.0", chart: Path = CHART) -> "subprocess.CompletedProcess[str]":
@@ -87,12 +79,47 @@ def one(manifests: list[Manifest], kind: str) -> Manifest:
     return found
 
 
+def pod_of(manifest: Manifest) -> Any:
+    """The specification of the pods that an object makes, or None."""
+    if manifest["kind"] == "Pod":
+        return manifest["spec"]
+    spec = manifest.get("spec", {})
+    return spec.get("jobTemplate", {}).get("spec", spec).get("template", {}).get("spec")
+
+
 def operator_takes(manifests: list[Manifest]) -> "subprocess.CompletedProcess[str]":
     """Validates objects by the schemas of the Prometheus operator; also where these refuse one."""
-    node = shutil.which("node")
-    if node is None or not (TOOLS / "@kubernetes-models" / "prometheus-operator").exists():
-        pytest.skip("needs node and @kubernetes-models/prometheus-operator, see scripts/install-tools")
+    node = program("node")
+    if not (TOOLS / "@kubernetes-models" / "prometheus-operator").exists():
+        pytest.skip("needs @kubernetes-models/prometheus-operator, see scripts/install-tools")
     return subprocess.run(
         [node, "--input-type=module", "--eval", VALIDATE, str(TOOLS)],
         input=json.dumps(manifests), capture_output=True, text=True, timeout=60,
     )  # fmt: skip
+
+
+def notes(folder: Path, *words: object) -> str:
+    """NOTES.txt of a release, rendered as a manifest, because helm shows it only after an installation.
+
+    folder: where a copy of the chart goes. words: values, as options of helm.
+    """
+    chart = folder / "chart"
+    if not chart.exists():
+        shutil.copytree(CHART, chart)
+        text = (chart / "templates" / "NOTES.txt").read_text()
+        (chart / "templates" / "_notes.tpl").write_text(f'{{{{ define "notes" }}}}{text}{{{{ end }}}}')
+        (chart / "templates" / "notes.yaml").write_text(
+            'apiVersion: v1\nkind: Notes\ntext: |-\n  .\n  {{- include "notes" . | nindent 2 }}\n'
+        )
+    return str(one(render(*words, chart=chart), "Notes")["text"])
+
+
+def worker(text: str) -> Manifest:
+    """The part of the notes about the pods of workers: `env`, and with tokens `volumeMounts` and `volumes`."""
+    block = text.partition("add to their pods:\n")[2].partition("  Start vLLM")[0]
+    return dict(yaml.safe_load(block))
+
+
+def environment(text: str) -> Manifest:
+    """The variables of the pods of workers: their values, or where their values come from."""
+    return {entry["name"]: entry.get("value", entry.get("valueFrom")) for entry in worker(text)["env"]}

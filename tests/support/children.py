@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-SECONDS = 60.0
+from tests.support.waiting import SECONDS
 
 
 class Child:

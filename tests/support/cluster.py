@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, cast
 from urllib.parse import parse_qs, urlsplit
 
-from tests.support.charts import tool
+from tests.support.programs import program
 
 Object = dict[str, Any]
 VERSION = {"major": "1", "minor": "30", "gitVersion": "v1.30.0"}
@@ -51,7 +51,7 @@ class Cluster:
 
     def helm(self, *words: object) -> "subprocess.CompletedProcess[str]":
         """Runs helm; also where it fails."""
-        command = [tool("helm"), *map(str, words)]
+        command = [program("helm"), *map(str, words)]
         return subprocess.run(command, capture_output=True, text=True, timeout=120, env=self._environment)
 
     def claim(self, name: str) -> Object:

@@ -64,8 +64,29 @@ def content(store: Store) -> tuple[dict[Problem, list[Record]], dict[str, bytes]
     return problems, store.estimators()
 
 
+def restorable(store: Store) -> dict[Problem, list[Record]]:
+    """All responses of a store as a restore writes them: a message carries rewards as float32."""
+
+    def rounded(record: Record) -> Record:
+        return record._replace(reward=None if record.reward is None else float(np.float32(record.reward)))
+
+    return {problem: list(map(rounded, records)) for problem, records in content(store)[0].items()}
+
+
 def on_disk(tmp_path: Path, name: str = "data") -> SQLiteStore:
     return SQLiteStore(tmp_path / name, 8)
+
+
+def large(tmp_path: Path, name: str = "data") -> Path:
+    """The directory of a store whose snapshot takes seconds."""
+    store = on_disk(tmp_path, name)
+    for future in [
+        store.append(ResponseBatch(Problem("run", tokens(n)), [Record(tokens(*range(n, n + 5000)), 0)]))
+        for n in range(3000)
+    ]:
+        future.result()
+    store.close()
+    return tmp_path / name
 
 
 def in_redis(server: RedisProcess | RedisCluster) -> RedisStore:

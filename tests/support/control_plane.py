@@ -1,34 +1,31 @@
-"""A real Kubernetes control plane on loopback: etcd, API server, controller manager and scheduler, as processes.
+"""A real Kubernetes control plane on loopback: etcd, API server, controller manager and scheduler, and fake nodes.
 
 Their programs are those of $KUBEBUILDER_ASSETS, of build/control-plane (scripts/install-control-plane), or of the PATH.
 """
 
 import os
 import secrets
-import shutil
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import trustme
 import yaml
 
-from tests.support.charts import ROOT
+from tests.support.fake_nodes import FakeNodes
 from tests.support.kubernetes_api import Api, Refused
 from tests.support.ports import free_port
+from tests.support.programs import program
 from tests.support.waiting import eventually
 
-PLANE = ROOT / "build" / "control-plane"
-PROGRAMS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler")
+OPERATOR = "monitoring.coreos.com"
 
-
-def program(name: str) -> str:
-    """The path of a program of the control plane; skips the test where there is none."""
-    folders = [os.environ.get("KUBEBUILDER_ASSETS", ""), str(PLANE), os.environ["PATH"]]
-    path = shutil.which(name, path=os.pathsep.join(filter(None, folders)))
-    if path is None:
-        pytest.skip(f"needs {name}, see scripts/install-control-plane")
-    return path
+asked_for = [
+    pytest.mark.skipif(os.environ.get("HISTOSPEC_TEST_CLUSTER") != "1", reason="takes minutes: make test-cluster"),
+    pytest.mark.timeout(1200),
+]
 
 
 class ControlPlane:
@@ -133,3 +130,41 @@ class ControlPlane:
                 }
             )
         )
+
+
+class Cluster:
+    """plane: the processes. nodes: where its pods run. api: as an administrator."""
+
+    def __init__(self, plane: ControlPlane, nodes: FakeNodes) -> None:
+        self.plane, self.nodes, self.api = plane, nodes, plane.api
+
+
+@contextmanager
+def running(folder: Path) -> Iterator[Cluster]:
+    """A cluster that has the kinds of the Prometheus operator."""
+    plane = ControlPlane(folder).start()
+    nodes = FakeNodes(plane.api)
+    try:
+        for kind in ("ServiceMonitor", "PodMonitor", "PrometheusRule"):
+            plane.api.call("POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", _definition(kind))
+        yield Cluster(plane, nodes.start())
+    finally:
+        nodes.stop()
+        plane.stop()
+
+
+def _definition(kind: str) -> dict[str, object]:
+    """Of a kind of the Prometheus operator, whatever its fields; test_chart.py checks those."""
+    plural = f"{kind.lower()}s"
+    schema = {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}}
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": f"{plural}.{OPERATOR}"},
+        "spec": {
+            "group": OPERATOR,
+            "scope": "Namespaced",
+            "names": {"kind": kind, "plural": plural, "singular": kind.lower(), "listKind": f"{kind}List"},
+            "versions": [{"name": "v1", "served": True, "storage": True, "schema": schema}],
+        },
+    }

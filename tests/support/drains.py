@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-import numpy as np
 import uvloop
 
 from histospec.server.app import serve
@@ -23,28 +22,20 @@ from histospec.server.settings.config import Config
 from histospec.v1 import draft_pb2 as pb
 from histospec.v1 import draft_pb2_grpc as rpc
 from tests.support.ports import free_port
+from tests.support.wires import Wire
 
 STREAMS = 2
 
 
-def i32(*values: int) -> bytes:
-    return np.array(values, "<i4").tobytes()
-
-
 async def step_for_ever(endpoint: str, begun: asyncio.Event) -> None:
     """A stream that never ends its session, until it is cut off."""
-    opens = [pb.OpenSession(session=1, namespace="run", prompt=i32(1, 2))]
     async with grpc.aio.insecure_channel(endpoint, options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
         stub: Any = rpc.DraftServiceStub(channel)  # the stubs know it without asyncio alone
         call = stub.Draft(wait_for_ready=True)
         try:
-            await call.write(pb.DraftRequest(opens=opens))
+            await call.write(pb.DraftRequest(opens=[Wire.open(1)]))
             for position in range(1 << 20):
-                step = pb.Step(
-                    sessions=np.array([1], "<u8").tobytes(), positions=i32(position), lengths=i32(1), tokens=i32(3),
-                    max_tokens=4,
-                )  # fmt: skip
-                await call.write(pb.DraftRequest(step=step))
+                await call.write(pb.DraftRequest(step=Wire.step([1], [[3]], [position], max_tokens=4)))
                 await call.read()
                 begun.set()
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
@@ -52,7 +43,6 @@ async def step_for_ever(endpoint: str, begun: asyncio.Event) -> None:
 
 
 async def drain_once(config: Config) -> None:
-    """One server, from its start to its end."""
     serving = asyncio.ensure_future(serve(config))
     begun = [asyncio.Event() for _ in range(STREAMS)]
     streams = [asyncio.ensure_future(step_for_ever(str(config.listen), event)) for event in begun]
@@ -63,7 +53,6 @@ async def drain_once(config: Config) -> None:
 
 
 async def main() -> None:
-    """See the module."""
     config = Config(
         listen=Address("127.0.0.1", free_port()),
         http=Address("127.0.0.1", 0),

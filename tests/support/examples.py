@@ -2,12 +2,12 @@
 
 import shlex
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import yaml
 
-from tests.support.charts import NAMESPACE, ROOT, Manifest, one, render
+from tests.support.charts import NAMESPACE, Manifest, one, render
+from tests.support.programs import ROOT
 
 FOLDER = ROOT / "deploy" / "kubernetes" / "examples"
 NAMED = ("--set", "fullnameOverride=histospec")
@@ -17,7 +17,6 @@ Pod = dict[str, Any]
 
 
 def example(name: str) -> list[Manifest]:
-    """The objects of an example."""
     return [manifest for manifest in yaml.safe_load_all((FOLDER / name).read_text()) if manifest]
 
 
@@ -42,7 +41,6 @@ def worker_pods() -> Iterator[tuple[str, Pod]]:
 
 
 def verl_overrides() -> list[str]:
-    """What the RayJob sets in verl's configuration."""
     return [word for word in shlex.split(rayjob()["entrypoint"]) if "=" in word]
 
 
@@ -72,9 +70,3 @@ def _ports(workload: Manifest) -> Iterator[dict[str, str]]:
 
 def _sane(label: str) -> str:
     return "".join(letter if letter.isalnum() else "_" for letter in label)
-
-
-def pages(*patterns: str) -> Iterator[Path]:
-    """The files of the repository that match patterns, in order."""
-    for pattern in patterns:
-        yield from sorted(ROOT.glob(pattern))

@@ -11,7 +11,6 @@ from histospec.v1 import draft_pb2_grpc as pb_grpc
 
 
 def export(stub: pb_grpc.DraftServiceStub, pattern: str = "", token: str | None = None) -> list[pb.ExportResponse]:
-    """All messages of an export."""
     return list(begin(stub, pattern, token))
 
 

@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import TextIO
 
 from tests.support.fork_parent import EXIT
+from tests.support.waiting import SECONDS
 
 PROGRAM = Path(__file__).with_name("fork_parent.py")
 UNREAD = ("HISTOSPEC_", "NUMBA_", "OMP_", "PYTEST_", "TORCH", "VLLM_")
 """Variables that nothing reads while the command is imported. Torch and the examples set some in the tests' process."""
-IMPORT_SECONDS = 60.0
 
 
 def _read(environment: Mapping[str, str]) -> dict[str, str]:
@@ -88,13 +88,13 @@ class _Parent:
         finally:
             os.close(its_stderr)
             os.close(its_told)
-        if not select.select([told], [], [], IMPORT_SECONDS)[0] or not (pid := os.read(told, EXIT.size)):
+        if not select.select([told], [], [], SECONDS)[0] or not (pid := os.read(told, EXIT.size)):
             raise RuntimeError(f"no server was forked; its parent ended with {self._process.poll()}")
         return Fork(EXIT.unpack(pid)[0], stderr, told)
 
     def _end(self) -> None:
         self._requests.close()
-        self._process.wait(IMPORT_SECONDS)
+        self._process.wait(SECONDS)
 
 
 _parent: _Parent | None = None

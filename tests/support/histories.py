@@ -1,12 +1,27 @@
-"""All kinds of responses that a run may store: clients ingest them, and compare what they find afterwards."""
+"""Histories in process, and all kinds of responses that a run may store, to compare with what clients find later."""
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from random import Random
 from typing import NamedTuple
 
 import numpy as np
 
 from histospec.client import DraftClient, Response
+from histospec.native import Engine
+from histospec.server.history.history import History
+from histospec.server.stores.interface import Store
+
+
+@asynccontextmanager
+async def opened(store: Store, engine: Engine | None = None, watch_seconds: float = 60.0) -> AsyncIterator[History]:
+    """A history as of a server that has just started: it loads its store in the background."""
+    history = History(engine or Engine(1 << 26, namespace_tokens=0), store, 4096, watch_seconds)
+    await history.load()
+    try:
+        yield history
+    finally:
+        await history.close()
 
 
 class Written(NamedTuple):
@@ -64,7 +79,6 @@ def found(endpoint: str, writings: Sequence[Written], token: str | None = None) 
 
 
 def expected(writings: Sequence[Written]) -> list[list[tuple[object, ...]]]:
-    """What they should be told."""
     return [
         [_plain(response, epoch) for epoch, responses in sorted(written.responses.items()) for response in responses]
         for written in writings

@@ -7,14 +7,14 @@ import random
 import socket
 import struct
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
 import grpc.aio
-import numpy as np
 
 from histospec.v1 import draft_pb2 as pb
+from tests.support.wires import Wire, i32
 
 METHODS = ("Ingest", "History", "PredictLength", "PredictLengths", "Draft")
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -23,27 +23,21 @@ ANSWER_SECONDS = 60.0  # of a message: on a busy machine the server comes to it 
 THROWN_OUT = (OSError, grpc.aio.AioRpcError, asyncio.InvalidStateError, asyncio.TimeoutError)
 
 
-def i32(*values: int) -> bytes:
-    return np.array(values, "<i4").tobytes()
-
-
 def sound(method: str, chance: random.Random) -> bytes:
     """A message that the server would take, in a namespace of its own."""
-    who: dict[str, Any] = {"namespace": "hostile", "prompt": i32(chance.randrange(50), 2)}
+    who: dict[str, Any] = {"namespace": "hostile", "prompt": i32([chance.randrange(50), 2])}
     if method == "Ingest":
-        responses = [pb.Response(tokens=i32(*range(chance.randrange(1, 30))), seed=chance.randrange(-2, 2))]
+        responses = [pb.Response(tokens=i32(range(chance.randrange(1, 30))), seed=chance.randrange(-2, 2))]
         return pb.IngestRequest(**who, responses=responses, epoch=chance.randrange(3)).SerializeToString()
     if method == "History":
         return pb.HistoryRequest(**who).SerializeToString()
     if method == "PredictLength":
         return pb.PredictLengthRequest(**who, quantiles=[0.5]).SerializeToString()
     if method == "PredictLengths":
-        problems = [pb.ExpectedResponse(prompt=i32(chance.randrange(50), 2), generated=chance.randrange(9))] * 3
+        problems = [pb.ExpectedResponse(prompt=i32([chance.randrange(50), 2]), generated=chance.randrange(9))] * 3
         return pb.PredictLengthsRequest(namespace=who["namespace"], problems=problems).SerializeToString()
-    step = pb.Step(
-        sessions=struct.pack("<Q", 1), positions=i32(0), lengths=i32(3), tokens=i32(4, 5, 6),
-        max_tokens=chance.choice([0, 16, 2**32 - 1]), verify_cost=chance.choice([0.0, 0.05, float("nan")]),
-    )  # fmt: skip
+    most, cost = chance.choice([0, 16, 2**32 - 1]), chance.choice([0.0, 0.05, float("nan")])
+    step = Wire.step([1], [[4, 5, 6]], max_tokens=most, verify_cost=cost)
     close = pb.CloseSession(session=1, commit=True, generated=chance.choice([3, 4, 2**32 - 1]))
     opening = pb.OpenSession(session=1, seed=chance.randrange(-2, 2), **who)
     return pb.DraftRequest(opens=[opening], step=step, closes=[close]).SerializeToString()
@@ -152,45 +146,36 @@ async def _half_a_frame(endpoint: str, chance: random.Random) -> None:
     await _send_raw(endpoint, PREFACE + settings + headers, True)
 
 
-async def _draft(endpoint: str, chance: random.Random, talk: Callable[[Any], Awaitable[None]]) -> None:
+@contextlib.asynccontextmanager
+async def _draft(endpoint: str) -> AsyncIterator[Any]:
+    """A Draft stream on a channel of its own, which goes with the stream still open."""
     channel: Any
     async with grpc.aio.insecure_channel(endpoint, options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
-        await talk(channel.stream_stream("/histospec.v1.DraftService/Draft")(timeout=PATIENCE))
+        yield channel.stream_stream("/histospec.v1.DraftService/Draft")(timeout=PATIENCE)
 
 
 async def _never_reads(endpoint: str, chance: random.Random) -> None:
-    async def talk(call: Any) -> None:
+    async with _draft(endpoint) as call:
         for _ in range(chance.randrange(1, 40)):
             await call.write(sound("Draft", chance))
         call.cancel()
 
-    await _draft(endpoint, chance, talk)
-
 
 async def _vanishes(endpoint: str, chance: random.Random) -> None:
-    async def talk(call: Any) -> None:
+    async with _draft(endpoint) as call:
         await call.write(sound("Draft", chance))
-
-    await _draft(endpoint, chance, talk)  # the channel goes with the stream still open
 
 
 async def _opens_too_many(endpoint: str, chance: random.Random) -> None:
-    async def talk(call: Any) -> None:
-        start = 0
-        for _ in range(3):
-            opens = [pb.OpenSession(session=start + i, namespace="hostile", prompt=i32(i)) for i in range(4000)]
-            start += 4000
+    async with _draft(endpoint) as call:
+        for start in (0, 4000, 8000):
+            opens = [pb.OpenSession(session=start + i, namespace="hostile", prompt=i32([i])) for i in range(4000)]
             await call.write(pb.DraftRequest(opens=opens).SerializeToString())
-
-    await _draft(endpoint, chance, talk)
 
 
 async def _repeats_itself(endpoint: str, chance: random.Random) -> None:
     message = sound("Draft", chance)
-
-    async def talk(call: Any) -> None:
+    async with _draft(endpoint) as call:
         for _ in range(20):
             await call.write(message)  # the second opens a session that is open, or closed already
             await call.read()
-
-    await _draft(endpoint, chance, talk)

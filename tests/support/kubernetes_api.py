@@ -53,15 +53,12 @@ class Api:
             raise Refused(error.code, text) from None
 
     def get(self, path: str, **query: str) -> Object:
-        """An object."""
         return self.call("GET", path, None, **query)
 
     def items(self, path: str, **query: str) -> list[Object]:
-        """The objects of a list."""
         return cast(list[Object], self.get(path, **query)["items"])
 
     def exists(self, path: str) -> bool:
-        """Whether there is such an object."""
         try:
             self.get(path)
         except Refused as error:

@@ -1,9 +1,5 @@
 """Tiny drafters of every kind that vLLM supports, trained in seconds for a tiny Llama.
 
-    python -m tests.support.model_drafters POLICY OUT KIND...
-
-writes folders OUT/KIND, which vLLM loads, and prints the accuracy of each drafter.
-
 Each is one small network beside the policy, trained on what the policy itself writes:
 
 - `draft_model`: a Llama of one layer, for vLLM's method of that name;
@@ -12,9 +8,7 @@ Each is one small network beside the policy, trained on what the policy itself w
 - `mtp`: the policy as a MiMo (a Qwen2 with a layer that predicts one token more), so it is a target as well.
 """
 
-import argparse
 import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,7 +28,6 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm, LlamaRotaryEmbedding
 
 RATE = 5e-3
-RESPONSES, LENGTH = 512, 44  # of the policy, from which it learns where nothing else is said
 EPOCHS = 6
 BATCH = 32
 MEDUSA_HEADS = 3
@@ -130,7 +123,6 @@ class Medusa(Module):  # type: ignore[misc]
             head.weight.data.copy_(policy.lm_head.weight)
 
     def forward(self, hidden: Tensor) -> list[Tensor]:
-        """-> logits of each head, in order."""
         return [
             head(hidden + nn.functional.silu(block(hidden)))
             for block, head in zip(self.blocks, self.heads, strict=True)
@@ -302,19 +294,3 @@ def _write_mimo(policy: Any, head: MultiToken, out: Path) -> None:
     config = {key: value for key, value in policy.config.to_dict().items() if key in keep}
     config |= {"model_type": "qwen2", "architectures": ["MiMoForCausalLM"], "num_nextn_predict_layers": 1}
     _write(out, config, weights | layer)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("policy", help="folder of a Llama of transformers'")
-    parser.add_argument("out", type=Path)
-    parser.add_argument("kinds", nargs="+", metavar="KIND")
-    arguments = parser.parse_args()
-    text = written(arguments.policy, RESPONSES, LENGTH)
-    for kind in arguments.kinds:
-        accuracy = make(kind, arguments.policy, text, arguments.out / kind)
-        sys.stdout.write(f"{kind}: predicts {accuracy:.0%} of the policy's likeliest tokens\n")
-
-
-if __name__ == "__main__":
-    main()

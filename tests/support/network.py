@@ -6,15 +6,13 @@ its cable were unplugged.
 
 import contextlib
 import os
-import shutil
 import subprocess
 
 import pytest
 
-NETWORKS = 250
+from tests.support.programs import PATH, program
 
-PATH = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"
-"""Where administrators' tools are, too, which not every path leads to."""
+NETWORKS = 250
 
 
 def _run(*command: str) -> "subprocess.CompletedProcess[str]":
@@ -28,7 +26,7 @@ class Host:
     def __init__(self, namespace: str, address: str) -> None:
         self.address = address
         self.namespace = namespace
-        self.prefix = (shutil.which("ip", path=PATH) or "ip", "netns", "exec", namespace)
+        self.prefix = (program("ip"), "netns", "exec", namespace)
         """Before a command that is to run there. It becomes the command: process id and signals are its own."""
 
     def run(self, *command: str) -> "subprocess.CompletedProcess[str]":
@@ -62,8 +60,7 @@ class Network:
 
     def __init__(self) -> None:
         for tool in ("ip", "iptables"):
-            if shutil.which(tool, path=PATH) is None:
-                pytest.skip(f"{tool} is not installed (scripts/install-tools does it on Debian)")
+            program(tool)
         if os.geteuid() != 0:
             pytest.skip("network namespaces need root")
         self._namespaces: list[str] = []
@@ -85,7 +82,6 @@ class Network:
             pytest.skip(f"no network of namespaces: {getattr(error, 'stderr', None) or error}")
 
     def host(self) -> Host:
-        """A new host."""
         number = len(self._namespaces)
         host = Host(f"{self._name}-{number}", f"{self._subnet}{number}")
         _run("ip", "netns", "add", host.namespace)

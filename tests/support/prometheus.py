@@ -1,8 +1,8 @@
-"""A real Prometheus that scrapes real servers every second."""
+"""A real Prometheus that scrapes real servers every second; the rules and the dashboard for it."""
 
 import json
+import math
 import re
-import shutil
 import subprocess
 import urllib.error
 import urllib.parse
@@ -11,27 +11,25 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
 
 from tests.support.charts import NAMESPACE
 from tests.support.ports import free_port
+from tests.support.programs import ROOT, program
 from tests.support.waiting import eventually
+
+RULES = ROOT / "deploy" / "prometheus" / "alerts.yaml"
+DASHBOARD = json.loads((ROOT / "deploy" / "grafana" / "histospec.json").read_text())
+PANELS = {panel["title"]: panel for panel in DASHBOARD["panels"] if panel["type"] != "row"}
+CHOSEN = {"$job": ".*", "$instance": ".*", "$run": ".*", "$__rate_interval": "10s"}
 
 Job = dict[str, Any]
 """A scrape configuration."""
 
 
-def require(program: str, where: str = "scripts/install-tools") -> None:
-    """Skips the test where a program is absent."""
-    if not shutil.which(program):
-        pytest.skip(f"{program} is not installed ({where})")
-
-
 def promtool(*arguments: str) -> None:
     """Runs promtool, and fails with what it says where it fails; skips the test where it is absent."""
-    require("promtool")
-    ran = subprocess.run(["promtool", *arguments], capture_output=True, text=True, timeout=120)
+    ran = subprocess.run([program("promtool"), *arguments], capture_output=True, text=True, timeout=120)
     assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
@@ -62,12 +60,12 @@ def as_the_operator_does(
 
 
 class Prometheus:
-    """A process that scrapes and evaluates rules; `close` ends it.
+    """A process that scrapes and evaluates rules; a context, with whose end it ends.
 
     targets: "host:port" of each server, a scrape configuration, or several. rules: a file of rules.
     """
 
-    def __init__(self, directory: Path, targets: Iterable[str | Job] | Job, rules: Path) -> None:
+    def __init__(self, directory: Path, targets: Iterable[str | Job] | Job, rules: Path | None = None) -> None:
         self._address = f"127.0.0.1:{free_port()}"
         given: list[str | Job] = [targets] if isinstance(targets, dict) else [*targets]
         jobs = [job for job in given if isinstance(job, dict)]
@@ -75,14 +73,14 @@ class Prometheus:
             jobs = [{"job_name": "histospec", "static_configs": [{"targets": given}]}]
         config = {
             "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
-            "rule_files": [str(rules)],
+            "rule_files": [str(rules)] if rules else [],
             "scrape_configs": jobs,
         }
         (directory / "prometheus.yml").write_text(yaml.safe_dump(config))
         with (directory / "prometheus.log").open("wb") as log:
             self._process = subprocess.Popen(
                 [
-                    "prometheus",
+                    program("prometheus"),
                     f"--config.file={directory / 'prometheus.yml'}",
                     f"--storage.tsdb.path={directory / 'data'}",
                     f"--web.listen-address={self._address}",
@@ -114,7 +112,21 @@ class Prometheus:
         except urllib.error.HTTPError as error:
             raise AssertionError(f"{parameters}: {error.read().decode()}") from None
 
-    def close(self) -> None:
-        """Ends the process."""
+    def __enter__(self) -> "Prometheus":
+        return self
+
+    def __exit__(self, *_: object) -> None:
         self._process.kill()
         self._process.wait()
+
+
+def chosen(text: str, **values: str) -> str:
+    """An expression with every variable of the dashboard set; to All where `values` does not name it."""
+    for name, value in (CHOSEN | {f"${name}": value for name, value in values.items()}).items():
+        text = text.replace(name, value)
+    return text
+
+
+def samples(prometheus: Prometheus, expression: str, **values: str) -> list[dict[str, Any]]:
+    """What an expression yields now, as `Prometheus.query`, without what is not a number. `values`: see `chosen`."""
+    return [s for s in prometheus.query(chosen(expression, **values)) if not math.isnan(float(s["value"][1]))]

@@ -1,23 +1,21 @@
 """Real Redis servers for tests, single and as a Cluster, on free ports and with separate directories."""
 
-import shutil
 import signal
 import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import pytest
 import redis
 
 from tests.support.network import Host
 from tests.support.ports import free_port
+from tests.support.programs import program
 from tests.support.waiting import eventually
 
 
 def require_redis() -> None:
-    """Skips the test where there is no redis-server to run."""
-    if shutil.which("redis-server") is None:
-        pytest.skip("redis-server is not installed (scripts/install-tools does it on Debian)")
+    """Skips the test where there is no redis-server."""
+    program("redis-server")
 
 
 def _ready(condition: Callable[[], object], what: str) -> None:
@@ -40,12 +38,10 @@ class RedisProcess:
 
     @property
     def where(self) -> str:
-        """host:port"""
         return f"{self.address}:{self.port}"
 
     @property
     def url(self) -> str:
-        """For --store."""
         return f"redis://{self.where}"
 
     def start(self) -> None:
@@ -60,7 +56,6 @@ class RedisProcess:
 
     @property
     def running(self) -> bool:
-        """Whether the process is there."""
         return self.process.poll() is None
 
     def pause(self) -> None:
@@ -68,7 +63,6 @@ class RedisProcess:
         self.process.send_signal(signal.SIGSTOP)
 
     def go_on(self) -> None:
-        """The end of a pause."""
         self.process.send_signal(signal.SIGCONT)
 
     def kill(self) -> None:
@@ -96,7 +90,6 @@ class RedisCluster:
 
     @property
     def url(self) -> str:
-        """For --store."""
         return "redis+cluster://" + ",".join(node.where for node in self.nodes)
 
     def masters(self) -> list[RedisProcess]:
@@ -104,7 +97,6 @@ class RedisCluster:
         return [n for n in self.nodes if n.running and n.client.info("replication")["role"] == "master"]
 
     def recovers(self) -> None:
-        """Waits until it is whole."""
         _ready(self._whole, "the Redis Cluster is not whole")
 
     def _whole(self) -> bool:
@@ -119,6 +111,5 @@ class RedisCluster:
         )
 
     def kill(self) -> None:
-        """Ends all of them."""
         for node in self.nodes:
             node.kill()

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.support.charts import CHART, RELEASE, Manifest, render, tool
-from tests.support.control_plane import PLANE
+from tests.support.charts import CHART, RELEASE, Manifest, pod_of, render
+from tests.support.control_plane import Cluster
 from tests.support.fake_nodes import references
 from tests.support.kubernetes_api import Object, Refused
-from tests.support.real_cluster import Cluster
+from tests.support.programs import PLANE, program
 from tests.support.waiting import eventually
 
 HELMS = ("3.6", "3.18", "4.1")
@@ -25,7 +25,7 @@ MADE_UP = "made-up"
 def helm_program(version: str) -> str:
     """The path of a version of helm; skips the test where it is not installed."""
     if version == HELMS[0]:
-        return tool("helm")
+        return program("helm")
     path = PLANE / f"helm-{version}"
     if not path.exists():
         pytest.skip(f"needs {path.name}, see scripts/install-control-plane")
@@ -50,7 +50,6 @@ class Release:
         eventually(lambda: self.api.exists(account), "no service account")
 
     def rendered(self, *more: object) -> list[Manifest]:
-        """What `helm template` makes of the values."""
         return render("--namespace", self.namespace, *self._words, *more)
 
     def prepare(self) -> None:
@@ -99,6 +98,11 @@ class Release:
         notes = self.does("install", RELEASE, CHART, *self._words, *more, *WAIT)
         eventually(self.is_settled, "the shards of the installation are not ready")
         return notes
+
+    def installed(self) -> "Release":
+        """The same, after all pods are ready."""
+        self.install()
+        return self
 
     def upgrade(self, *more: object) -> str:
         """To the same values and some more. -> the notes, after all pods are of this revision, and ready."""
@@ -157,7 +161,6 @@ class Release:
         }
 
     def workload(self) -> Object:
-        """The StatefulSet or DaemonSet."""
         (found,) = [*self.objects("apps/statefulsets"), *self.objects("apps/daemonsets")]
         return found
 
@@ -199,14 +202,6 @@ class Release:
                 raise
 
 
-def pod_of(manifest: Manifest) -> Any:
-    """The specification of the pods that an object makes, or None."""
-    if manifest["kind"] == "Pod":
-        return manifest["spec"]
-    spec = manifest.get("spec", {})
-    return spec.get("jobTemplate", {}).get("spec", spec).get("template", {}).get("spec")
-
-
 def condition(pod: Object, kind: str) -> Object:
     """A condition of a pod; {} where it has none of this kind."""
     found: list[Object] = [c for c in pod["status"].get("conditions", []) if c["type"] == kind]
@@ -214,5 +209,4 @@ def condition(pod: Object, kind: str) -> Object:
 
 
 def values_of(file: Path) -> dict[str, Any]:
-    """A set of values."""
     return yaml.safe_load(file.read_text()) or {}

@@ -12,23 +12,33 @@ import urllib.request
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.support import forks
 from tests.support.children import ignored
 from tests.support.network import Host
 from tests.support.ports import free_port
+from tests.support.waiting import SECONDS
 
-START_SECONDS = 60
-STOP_SECONDS = 60
 MOST_LINES = 50_000  # of a log that are kept; errors always
+
+
+def run_first(code: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets servers run this code before they start."""
+    script = folder / "patched-server"
+    script.write_text(
+        f"#!{sys.executable}\nimport sys\n{code}\nfrom histospec.server import cli\nsys.exit(cli.main(sys.argv[1:]))\n"
+    )
+    script.chmod(0o755)
+    monkeypatch.setenv("HISTOSPEC_TEST_SERVER", str(script))
 
 
 class Server:
     """A `histospec serve` process that can be killed and started again on the same ports and data.
 
     It listens on loopback, or on a host of a test's network, whom it trusts. `ignoring`: signals that it is told to
-    ignore when it starts, as `nohup` does with SIGHUP.
+    ignore when it starts, as `nohup` does with SIGHUP. `stderr`: a descriptor that it writes its log to instead.
     endpoint, http: "host:port" of gRPC and HTTP. data_dir: its store. log: its log lines as dicts, oldest first.
     """
 
@@ -39,6 +49,7 @@ class Server:
         env: dict[str, str] | None = None,
         host: Host | None = None,
         ignoring: Sequence[int] = (),
+        stderr: int | None = None,
     ) -> None:
         self.data_dir = data_dir
         self.flags = (*flags, "--insecure") if host else flags
@@ -48,6 +59,7 @@ class Server:
         self.endpoint, self.http = (f"{host.address}:0" if host else f"127.0.0.1:{free_port()}" for _ in range(2))
         self._env = env or {}
         self._ignoring = ignoring
+        self._stderr = stderr
         self._process: subprocess.Popen[str] | forks.Fork | None = None
         self._reader: threading.Thread | None = None
 
@@ -62,20 +74,22 @@ class Server:
         # Not in the repository root: there, the folder `server` would be importable as a second package.
         folder = self.data_dir.parent
         self._process = None
-        if self.host is None and elsewhere is None:
+        if self.host is None and elsewhere is None and self._stderr is None:
             self._process = forks.new(words, folder, environment, self._ignoring)
         if self._process is None:
             command = list(self.host.prefix) if self.host else []
             command += [elsewhere] if elsewhere else [sys.executable, "-m", "histospec.server"]
             with ignored(self._ignoring):
+                stderr = subprocess.PIPE if self._stderr is None else self._stderr
                 self._process = subprocess.Popen(
-                    [*command, *words], stderr=subprocess.PIPE, text=True, cwd=folder, env=environment
+                    [*command, *words], stderr=stderr, text=True, cwd=folder, env=environment
                 )
-        before = len(self.log)
-        self._reader = threading.Thread(target=self._read, args=(self._process,), daemon=True)
-        self._reader.start()
-        listening = self._wait(lambda: next((e for e in self.log[before:] if e.get("event") == "listening"), None))
-        self.endpoint, self.http = str(listening["grpc"]), str(listening["http"])
+        if self._stderr is None:
+            before = len(self.log)
+            self._reader = threading.Thread(target=self._read, args=(self._process,), daemon=True)
+            self._reader.start()
+            listening = self._wait(lambda: next((e for e in self.log[before:] if e.get("event") == "listening"), None))
+            self.endpoint, self.http = str(listening["grpc"]), str(listening["http"])
         if ready:
             self._wait(lambda: self.get("/readyz")[0] == 200)
             self.until_loaded()
@@ -86,8 +100,12 @@ class Server:
         self._wait(lambda: self.metrics().get("histospec_loading") == 0)
 
     @property
+    def forked(self) -> bool:
+        """Whether it is a fork of a process that has imported the command."""
+        return isinstance(self._process, forks.Fork)
+
+    @property
     def running(self) -> bool:
-        """Whether the process is there."""
         return self._process is not None and self._process.poll() is None
 
     @property
@@ -104,12 +122,17 @@ class Server:
         """Asks it to drain and stop: SIGTERM. Does not wait."""
         self.signal(signal.SIGTERM)
 
+    def drain(self) -> None:
+        """Asks it to drain and stop, and waits until it has."""
+        self.terminate()
+        assert self.wait() == 0
+
     def wait(self) -> int:
         """Waits for the end of the process; its exit code."""
         assert self._process is not None
-        assert self._reader is not None
-        code = self._process.wait(STOP_SECONDS)
-        self._reader.join(STOP_SECONDS)
+        code = self._process.wait(SECONDS)
+        if self._reader is not None:
+            self._reader.join(SECONDS)
         return code
 
     def restart(self, ready: bool = True) -> None:
@@ -157,7 +180,6 @@ class Server:
         )
 
     def signal(self, number: int) -> None:
-        """Sends it a signal."""
         assert self._process is not None
         self._process.send_signal(number)
 
@@ -174,7 +196,7 @@ class Server:
 
     def _wait(self, condition: Callable[[], object]) -> dict[str, object]:
         assert self._process is not None
-        deadline = time.monotonic() + START_SECONDS
+        deadline = time.monotonic() + SECONDS
         while not (value := condition()):
             if self._process.poll() is not None:
                 raise RuntimeError(f"the server ended with {self._process.returncode}: {self.log}")
@@ -198,14 +220,46 @@ class Starter:
         env: dict[str, str] | None = None,
         host: Host | None = None,
         ignoring: Sequence[int] = (),
+        stderr: int | None = None,
         ready: bool = True,
     ) -> Server:
         directory = self._directory / (name or f"server-{len(self._servers)}")
-        server = Server(directory, *flags, env=env, host=host, ignoring=ignoring)
+        server = Server(directory, *flags, env=env, host=host, ignoring=ignoring, stderr=stderr)
         self._servers.append(server)
         return server.start(ready)
 
     def stop(self) -> None:
-        """Stops all of them."""
         for server in self._servers:
             server.stop()
+
+
+def secret(name: str) -> str:
+    """Of the token of this name."""
+    return f"{name}-secret-0123456789"
+
+
+def with_tokens(folder: Path, **tokens: dict[str, list[str]]) -> tuple[str, str]:
+    """The option of a server that knows these tokens, by name: their namespaces and rights. Writes their file."""
+    lines: list[str] = []
+    for name, rights in tokens.items():
+        lines += ["[[token]]", f'name = "{name}"', f'secret = "{secret(name)}"']
+        lines += [f"{key} = {json.dumps(value)}" for key, value in rights.items()]
+    (folder / "tokens.toml").write_text("\n".join(lines))
+    return "--tokens", str(folder / "tokens.toml")
+
+
+class Peak:
+    """How far the memory of a process grows from now on."""
+
+    def __init__(self, pid: int) -> None:
+        self._folder = Path(f"/proc/{pid}")
+        (self._folder / "clear_refs").write_text("5")  # the peak starts again from here
+        self._before = self._bytes("VmRSS")
+
+    def grown(self) -> int:
+        """Its peak above the start, in bytes."""
+        return self._bytes("VmHWM") - self._before
+
+    def _bytes(self, name: str) -> int:
+        lines = (self._folder / "status").read_text().splitlines()
+        return next(int(line.split()[1]) << 10 for line in lines if line.startswith(name))

@@ -82,7 +82,6 @@ def failures(calls: Iterable[Any]) -> list[str]:
 
 
 def request(prompt: Sequence[int], responses: Sequence[Sequence[int]], prompt_hash: int | None = None) -> Any:
-    """An UpdateCacheRequest."""
     return _request(
         prompt_hash=hash_of(prompt) if prompt_hash is None else prompt_hash,
         prompt={"tokens": prompt},

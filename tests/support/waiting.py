@@ -5,8 +5,22 @@ import threading
 import time
 from collections.abc import Callable
 
-SECONDS = 60.0
 PAUSE = 0.02
+UNIT = 0.05
+"""Seconds of a million rounds of a loop: twice what they take on an idle core of the machines that run the tests."""
+
+
+def _slowness() -> float:
+    """How many units a million rounds take here and now; at least 1."""
+    started = time.perf_counter()
+    for _ in range(1_000_000):
+        pass
+    return max(1.0, (time.perf_counter() - started) / UNIT)
+
+
+SLOWNESS = min(_slowness() for _ in range(3))
+"""What limits of time are multiplied with, so that they detect a hang and no slow machine."""
+SECONDS = 60.0 * SLOWNESS
 
 
 def eventually(

@@ -71,12 +71,10 @@ class Shard:
         self._service = DraftService(self.engine, self._history, metrics, config, Access(None))
 
     def forget(self) -> None:
-        """Drops every namespace."""
         for namespace in list(self.engine.stats()["namespaces"]):
             self._loop.run_until_complete(self._history.drop(namespace))
 
     def close(self) -> None:
-        """Ends it."""
         self._loop.run_until_complete(self._history.close())
         self._loop.close()
 

@@ -78,19 +78,16 @@ class Wire:
         self._streams: list[Stream] = []
 
     def stream(self) -> Stream:
-        """A new Draft stream."""
         self._streams.append(Stream(self.stub))
         return self._streams[-1]
 
     def close(self) -> None:
-        """Cancels what is open."""
         for stream in self._streams:
             stream.cancel()
         self.channel.close()
 
     @staticmethod
     def open(session: int, prompt: Iterable[int] = (1, 2, 3), namespace: str = "run", **fields: Any) -> pb.OpenSession:
-        """An OpenSession."""
         return pb.OpenSession(session=session, namespace=namespace, prompt=i32(prompt), **fields)
 
     @staticmethod
@@ -113,12 +110,10 @@ class Wire:
 
     @staticmethod
     def commit(session: int, generated: int, **fields: Any) -> pb.CloseSession:
-        """A CloseSession that commits."""
         return pb.CloseSession(session=session, commit=True, generated=generated, **fields)
 
     @staticmethod
     def drafts(response: pb.DraftResponse) -> list[list[int]]:
-        """The drafted tokens, one list a session."""
         tokens, lengths = np.frombuffer(response.tokens, "<i4"), np.frombuffer(response.lengths, "<i4")
         assert len(response.tokens) == len(response.probs)
         return [part.tolist() for part in np.split(tokens, np.cumsum(lengths)[:-1])] if len(lengths) else []
@@ -162,6 +157,5 @@ class Connector:
         return self._wires[-1]
 
     def close(self) -> None:
-        """Closes all of them."""
         for wire in self._wires:
             wire.close()

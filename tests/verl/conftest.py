@@ -199,7 +199,6 @@ class Run:
         self.ray.get(self.server.set_global_steps.remote(step))
 
     def manager(self, *overrides: str) -> Any:
-        """The manager of the run's configuration, with overrides."""
         config = self.config.copy()
         config.merge_with_dotlist(list(overrides))
         return self.manager_of(config)
@@ -253,7 +252,6 @@ def arguments(ray: Any, compose: Callable[..., Any]) -> Iterator[Callable[..., a
 
 @pytest.fixture(scope="module")
 def start_run(ray: Any, compose: Callable[..., Any]) -> Callable[..., Run]:
-    """start_run(*overrides) -> a run of verl with them."""
     return lambda *overrides: Run(ray, compose(*overrides))
 
 

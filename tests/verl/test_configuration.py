@@ -1,9 +1,11 @@
-"""The lines of docs/frameworks/verl.md in verl's configuration."""
+"""The lines of docs/frameworks/verl.md, and the command of the RayJob, in verl's configuration."""
 
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+
+from tests.support.examples import verl_overrides
 
 
 def test_the_lines_for_drafts_compose(compose: Callable[..., Any], lines: Callable[..., list[str]]) -> None:
@@ -23,6 +25,18 @@ def test_the_variables_of_coupled_sampling_compose(
     variables = compose(*drafts, *lines("Coupled sampling")).ray_kwargs.ray_init.runtime_env.env_vars
     assert variables.HISTOSPEC_SAMPLING == "coupled"
     assert variables.HISTOSPEC_SEED_EVERY == "100"  # text, which is all that Ray takes
+
+
+def test_the_command_of_the_rayjob_composes(verl: Any) -> None:
+    from hydra import compose, initialize_config_module
+    from verl.utils.config import omega_conf_to_dataclass, validate_config
+
+    with initialize_config_module("verl.trainer.config", version_base=None):
+        config = compose("ppo_trainer", overrides=verl_overrides())
+    validate_config(config, use_reference_policy=False, use_critic=False)
+    engine = omega_conf_to_dataclass(config.actor_rollout_ref.rollout).engine_kwargs["vllm"]
+    assert engine["scheduler_cls"] == "histospec.client.vllm.HistoSpecScheduler"
+    assert engine["speculative_config"]["num_speculative_tokens"] == 16
 
 
 def test_siblings_and_validation_share_no_seed(monkeypatch: pytest.MonkeyPatch) -> None:

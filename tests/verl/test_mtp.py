@@ -88,17 +88,13 @@ def test_head_and_history_draft_the_same_text(
     text = mtp_run.ray.get(mtp_run.server.generate.remote(prompt, alone, "alone")).token_ids
     assert drafted() > 0  # by the head: the server knows nothing of this request
 
-    def accepted() -> float:
-        samples = shared_server.metrics().items()
-        return sum(value for name, value in samples if name.startswith("histospec_accepted_tokens_total"))
-
     manager = mtp_run.manager()
     for visit in range(2):
-        before = accepted()
+        before = shared_server.total("histospec_accepted_tokens_total")
         rows = list(rolled_out(manager.generate_sequences(batch([PROMPT], validate=True))))  # validation is greedy
         assert [row[0] for row in rows] == [text]
         history(PROMPT, visit + 1)
-    assert accepted() - before > len(text) / 2
+    assert shared_server.total("histospec_accepted_tokens_total") - before > len(text) / 2
 
 
 def vllm_counter(run: Any, name: str) -> Callable[[], float]:

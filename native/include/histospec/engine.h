@@ -8,170 +8,24 @@
 // committed responses. A step therefore never waits while an index is built.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <map>
 #include <memory>
 #include <optional>
 #include <span>
-#include <stdexcept>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
+#include "histospec/options.h"
+#include "histospec/stats.h"
 #include "histospec/types.h"
 
 namespace histospec {
 
-using SessionId = std::int64_t;
-
-inline constexpr int kMaxThreads = 64;
-
 // The longest draft that a caller may ask for.
 inline constexpr int kMaxDraft = 1024;
-
-// The session is not open: it was closed, was never opened, or belongs to an earlier process.
-class UnknownSession : public std::out_of_range {
- public:
-  using std::out_of_range::out_of_range;
-};
-
-struct EngineOptions {
-  // Memory budget of the index. Beyond it the engine evicts the least recently used problems first, then the oldest
-  // segments of problems with running sessions. A larger budget gives more hits. What running sessions need stays.
-  std::size_t memory_bytes = std::size_t{8} << 30;
-  // The sliding window: how many of its newest epochs a problem keeps.
-  int history_epochs = 8;
-  // How many threads draft for one batch. The drafts do not depend on it.
-  int threads = 1;
-  // How many tokens of text the index over all problems of a namespace holds, 15 to 17 bytes each. 0: none. More text
-  // helps where problems share it (tool calls, code), and in the first epoch. It makes lookups slower.
-  std::size_t namespace_tokens = std::size_t{1} << 19;
-  // About how many of its newest responses a problem keeps, whatever their epochs. The engine removes older segments as
-  // a whole, and single responses when it merges their segment.
-  std::size_t history_responses = 4096;
-};
-
-// Upper bounds of the buckets in LockTimes, in seconds.
-inline constexpr std::array<double, 9> kLockBounds = {0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1};
-
-// How long threads held the engine's lock at a time, in CPU seconds of the thread that held it, so that waiting for a
-// core on a busy machine does not count. Buckets are not cumulative; the last one has no upper bound.
-struct LockTimes {
-  std::array<std::uint64_t, kLockBounds.size() + 1> counts{};
-  double seconds = 0;  // their sum
-  double longest = 0;
-};
-
-// The source of a drafted token: the source of its longest match, the twin, or the worker's own drafter.
-inline constexpr std::array<const char*, 6> kSourceNames = {"history", "own", "siblings", "namespace", "twin", "model"};
-
-// The age of the response that a token of history came from, in epochs behind the newest of its namespace.
-inline constexpr std::array<const char*, 5> kAgeNames = {"0", "1", "2", "3", "4+"};
-
-struct SourceStats {
-  std::uint64_t draft_tokens = 0;
-  std::uint64_t accepted_tokens = 0;
-};
-
-struct NamespaceStats {
-  std::uint64_t lookups_hit = 0;  // sessions opened on a problem that has finished responses
-  std::uint64_t lookups_miss = 0;
-  std::uint64_t twins_hit = 0;  // sessions opened with a seed that has a twin
-  std::uint64_t twins_miss = 0;
-  std::uint64_t drafts_hit = 0;  // drafts with at least one token
-  std::uint64_t drafts_empty = 0;
-  std::uint64_t draft_tokens = 0;
-  std::uint64_t accepted_tokens = 0;
-  std::uint64_t generated_tokens = 0;
-  std::uint64_t undrafted_tokens = 0;  // of these, those for whose step no draft was asked: one step each
-  std::uint64_t evicted_by_memory = 0;
-  std::uint64_t evicted_by_epochs = 0;
-  std::uint64_t evicted_by_responses = 0;
-  std::uint64_t problems = 0;
-  std::uint64_t sessions = 0;
-  std::uint64_t history_responses = 0;
-  std::uint64_t history_tokens = 0;
-  std::int64_t newest_epoch = 0;
-  std::uint64_t bytes = 0;  // of the memory budget
-  std::array<SourceStats, kSourceNames.size()> sources;
-  std::array<SourceStats, kAgeNames.size()> ages;
-
-  // Responses that left the index, for any reason.
-  std::uint64_t evicted() const { return evicted_by_memory + evicted_by_epochs + evicted_by_responses; }
-  // Adds the counters of `other`; leaves the numbers of what is held.
-  void add_counted(const NamespaceStats& other);
-};
-
-// A counter of a namespace, and how servers show it: as a family with the label `namespace`, and a second label if the
-// family has several counters. Counters of one family stand next to each other.
-struct Described {
-  const char* name;
-  std::uint64_t NamespaceStats::* number;
-  const char* family;
-  const char* label;  // empty: `namespace` alone
-  const char* value;
-  const char* help;
-};
-
-// The counters that only grow while the namespace exists, besides `sources` and `ages`.
-inline constexpr Described kCounted[] = {
-    {"lookups_hit", &NamespaceStats::lookups_hit, "problem_lookups", "result", "hit",
-     "Sessions opened, by whether their problem had history."},
-    {"lookups_miss", &NamespaceStats::lookups_miss, "problem_lookups", "result", "miss",
-     "Sessions opened, by whether their problem had history."},
-    {"twins_hit", &NamespaceStats::twins_hit, "twin_lookups", "result", "hit",
-     "Sessions opened with a seed, by whether the latest response drawn with it was there."},
-    {"twins_miss", &NamespaceStats::twins_miss, "twin_lookups", "result", "miss",
-     "Sessions opened with a seed, by whether the latest response drawn with it was there."},
-    {"drafts_hit", &NamespaceStats::drafts_hit, "drafts", "result", "hit",
-     "Drafts that workers asked for, by whether the draft had tokens."},
-    {"drafts_empty", &NamespaceStats::drafts_empty, "drafts", "result", "empty",
-     "Drafts that workers asked for, by whether the draft had tokens."},
-    {"draft_tokens", &NamespaceStats::draft_tokens, "draft_tokens", "", "",
-     "Drafted tokens. Of a worker that reports which drafts it verified, the verified ones."},
-    {"accepted_tokens", &NamespaceStats::accepted_tokens, "accepted_tokens", "", "",
-     "Drafted tokens that the sessions then generated."},
-    {"generated_tokens", &NamespaceStats::generated_tokens, "generated_tokens", "", "",
-     "Tokens that the sessions generated."},
-    {"undrafted_tokens", &NamespaceStats::undrafted_tokens, "undrafted_tokens", "", "",
-     "Generated tokens of steps for which the worker asked for no draft, one token per step."},
-    {"evicted_by_memory", &NamespaceStats::evicted_by_memory, "evicted_responses", "reason", "memory",
-     "Responses that the index evicted, by the limit that it enforced: memory, or the window of epochs or responses."},
-    {"evicted_by_epochs", &NamespaceStats::evicted_by_epochs, "evicted_responses", "reason", "epochs",
-     "Responses that the index evicted, by the limit that it enforced: memory, or the window of epochs or responses."},
-    {"evicted_by_responses", &NamespaceStats::evicted_by_responses, "evicted_responses", "reason", "responses",
-     "Responses that the index evicted, by the limit that it enforced: memory, or the window of epochs or responses."},
-};
-
-using NamedNumber = std::pair<const char*, std::uint64_t NamespaceStats::*>;
-
-// The numbers of what is held, which rise and fall, besides `newest_epoch`.
-inline constexpr NamedNumber kHeld[] = {
-    {"problems", &NamespaceStats::problems},
-    {"sessions", &NamespaceStats::sessions},
-    {"history_responses", &NamespaceStats::history_responses},
-    {"history_tokens", &NamespaceStats::history_tokens},
-    {"bytes", &NamespaceStats::bytes},
-};
-
-inline void NamespaceStats::add_counted(const NamespaceStats& other) {
-  const auto add = [](auto& mine, const auto& others) {
-    for (std::size_t i = 0; i < mine.size(); ++i) {
-      mine[i].draft_tokens += others[i].draft_tokens;
-      mine[i].accepted_tokens += others[i].accepted_tokens;
-    }
-  };
-  for (const Described& counter : kCounted) this->*counter.number += other.*counter.number;
-  add(sources, other.sources);
-  add(ages, other.ages);
-}
-
-struct Counters {
-  std::vector<std::pair<std::string, NamespaceStats>> namespaces;  // in no order
-  NamespaceStats dropped;                                          // sums over the namespaces that are gone
-};
 
 // What a worker with a drafter of its own verified for each session: a prefix of the engine's last draft, or tokens of
 // its own drafter. Empty spans: the worker has no other drafter and verified every draft in full.
@@ -204,6 +58,12 @@ struct StepResult {
   std::vector<Outcome> outcomes;      // B if most_tokens was given, else empty
 };
 
+struct Opened {
+  SessionId id;               // never used for another session
+  std::size_t prompt_length;  // how many tokens of the prompt identify the problem: fewer than all in a later turn
+  bool known;                 // whether the index holds finished responses of the problem
+};
+
 struct LengthPrediction {
   std::vector<double> lengths;  // one per quantile
   std::size_t observations = 0;
@@ -213,15 +73,6 @@ struct LengthPrediction {
 struct SharedPrompts {
   std::size_t asked = 0;
   std::vector<std::pair<std::string, std::size_t>> namespaces;
-};
-
-// Where ingested responses come from. Responses from a store come oldest first and are older than every response of the
-// problem in the index. The engine puts them before those, keeps the twins of their epoch, and replaces no lengths and
-// no text in the namespace index by theirs.
-enum class Arrival : std::uint8_t {
-  kNew,
-  kStored,  // read because a session uses the problem
-  kAhead,   // read before any session does, the most wanted problem first: a new one is the first to be evicted
 };
 
 class Engine {
@@ -244,8 +95,8 @@ class Engine {
   // the other open sessions of its problem. With the `seed` of coupled sampling, the session drafts first from its
   // twin: the newest response of the problem with the same seed and a prompt of the same length. Throws
   // std::invalid_argument.
-  SessionId open(const std::string& name, Tokens prompt, const std::string& id = {}, Tokens generated = {},
-                 std::optional<std::int64_t> seed = {});
+  Opened open(const std::string& name, Tokens prompt, const std::string& id = {}, Tokens generated = {},
+              std::optional<std::int64_t> seed = {});
 
   // Appends what each session generated, learns from it, and drafts. If `positions` says that a session has some of the
   // tokens already, it appends the rest. Throws UnknownSession or std::invalid_argument and changes nothing. Overwrites
@@ -255,14 +106,15 @@ class Engine {
   // Ends a session. With `commit` its generated tokens join the history of its problem at once, with the given epoch or
   // else the newest of the namespace, and with their alternatives (index/alternatives.h). Throws UnknownSession, or
   // std::invalid_argument if the alternatives do not fit the tokens, and changes nothing.
-  void close(SessionId session, bool commit = true, std::optional<std::int64_t> epoch = {},
-             std::span<const std::uint8_t> alternatives = {});
+  //
+  // With `expected_length`, it returns the generated tokens. If their number is another, it ends the session without a
+  // commit and returns nothing, as it does for a session that is not open.
+  std::optional<std::vector<Token>> close(SessionId session, bool commit = true, std::optional<std::int64_t> epoch = {},
+                                          std::span<const std::uint8_t> alternatives = {},
+                                          std::optional<std::size_t> expected_length = {});
 
   // How many tokens each session has generated; -1 for a session that is not open.
   std::vector<std::int64_t> lengths(std::span<const SessionId> sessions) const;
-  // How many tokens of the session's prompt identify its problem: all of them, or fewer in a later turn. Throws
-  // UnknownSession.
-  std::size_t prompt_length(SessionId session) const;
   // Throws UnknownSession.
   std::vector<Token> generated(SessionId session) const;
 
@@ -278,8 +130,6 @@ class Engine {
   // most `most`. It takes milliseconds. To stay within that time, it may miss a namespace that knows few of the prompts
   // if there are thousands of namespaces, and skips the last namespaces if the prompts are long.
   SharedPrompts shared_prompts(const std::string& name, std::size_t most = 64) const;
-  // 0 for an unknown namespace.
-  std::int64_t newest_epoch(const std::string& name) const;
 
   // What the namespace's estimator has learned, for restore_estimator(); empty if it has learned nothing yet.
   std::string estimator(const std::string& name) const;
@@ -301,7 +151,7 @@ class Engine {
   std::size_t memory_bytes() const;
   // The budget: `memory_bytes` of the options.
   std::size_t memory_budget() const;
-  // The part of memory_bytes() that cannot be evicted: live text and sessions.
+  // The part of memory_bytes() that cannot be evicted: live text and sessions. Never waits for the lock.
   std::size_t running_bytes() const;
   std::map<std::string, NamespaceStats> stats() const;
   LockTimes lock_times() const;

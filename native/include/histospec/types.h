@@ -5,12 +5,15 @@
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <stdexcept>
 #include <vector>
 
 namespace histospec {
 
 using Token = std::int32_t;
 using Tokens = std::span<const Token>;
+
+using SessionId = std::int64_t;
 
 // The longest context, in tokens, that any source looks at.
 inline constexpr int kMaxOrder = 32;
@@ -47,5 +50,11 @@ inline Response owned(const ResponseView& r) {
           r.epoch,
           {r.alternatives.begin(), r.alternatives.end()}};
 }
+
+// The session is not open: it was closed, was never opened, or belongs to an earlier process.
+class UnknownSession : public std::out_of_range {
+ public:
+  using std::out_of_range::out_of_range;
+};
 
 }  // namespace histospec

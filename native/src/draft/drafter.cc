@@ -63,10 +63,10 @@ void weigh_alternatives(const WeighedMatch& match, Prediction& prediction, Fores
   };
   for (float& probability : weighed) probability *= 1 - kTrust;
   add(match.next, match.probability());
-  for (int i = 0; i < match.place.count(); ++i) add(match.place.token(i), match.place.probability(i));
+  for (int i = 0; i < match.others.count(); ++i) add(match.others.token(i), match.others.probability(i));
 }
 
-// Finds the contenders of the next place, and their probabilities.
+// Finds the contenders of the next position, and their probabilities.
 void foresee(const DraftContext& context, const std::optional<WeighedMatch>& match, const Foresight& foresight,
              Prediction& prediction) {
   const std::size_t matched = prediction.size;
@@ -78,38 +78,40 @@ void foresee(const DraftContext& context, const std::optional<WeighedMatch>& mat
   }
   if (match) weigh_alternatives(*match, prediction, weighed);
   const std::span<const Token> tokens{prediction.tokens.data(), prediction.size};
-  gumbel_noise(context.places.seed(), context.places.next(), tokens, noise);
+  gumbel_noise(context.noise.seed(), context.noise.next(), tokens, noise);
   Foresight::describe(tokens.size(), weighed, noise, shares, prediction.contenders);
   foresight.estimate(prediction.features.rows, prediction.contenders);
 }
 
 // Replaces the choice by the best candidate of the evidence if that is more probable. `survival`: the probability that
 // the draft is accepted so far.
-void weigh(DraftContext& context, const LiveSource& live, const Estimator& estimator, float survival, Draft& draft,
+void weigh(DraftContext& context, const DraftSources& sources, const Estimator& estimator, float survival, Draft& draft,
            Choice& choice) {
-  const Evidence evidence = gather(context, live);
+  const Evidence evidence = gather(context, sources);
   if (evidence.candidates().empty()) return;
   Prediction& prediction = draft.predictions.emplace_back();
   prediction.position = draft.tokens.size();
-  const float probability = predict(evidence, context, estimator, survival >= kForeseen, prediction);
+  const float probability = predict(evidence, context, sources, estimator, survival >= kForeseen, prediction);
   if (probability <= choice.probability) return;
-  choice = {prediction.token(), probability, {kHistory, 0}};
-  if (prediction.best >= evidence.candidates().size()) return;  // an alternative that followed no match
-  const Match best = evidence[evidence.candidates()[prediction.best]].best;
-  const std::uint8_t age = best.source() == kHistory ? context.history_source.age(best, context.newest) : 0;
-  choice.origin = {best.source(), age};
+  // A token that followed no match is an alternative at the weighed match.
+  const Match best = prediction.best < evidence.candidates().size()
+                         ? evidence[evidence.candidates()[prediction.best]].best
+                         : context.history_source.weighed_match(sources.history)->match;
+  const std::uint8_t age =
+      best.source() == kHistory ? SegmentSource::age(sources.history, best, context.newest) : std::uint8_t{0};
+  choice = {prediction.token(), probability, {best.source(), age}};
 }
 
 }  // namespace
 
-int DraftContext::catch_up() {
-  history_source.catch_up(tail.tokens());
+int DraftContext::catch_up(const DraftSources& sources) {
+  history_source.catch_up(sources.history, tail.tokens());
   const int depth = history_source.depth();
-  if (depth < kSureOrder) namespace_source.catch_up(tail.tokens());
+  if (depth < kSureOrder) namespace_source.catch_up(sources.namespace_, tail.tokens());
   return depth;
 }
 
-void DraftContext::synchronise() {
+void DraftContext::synchronise(Tokens twin) {
   const Tokens said = tail.tokens();
   const std::int64_t at = generated + shift, end = static_cast<std::int64_t>(twin.size());
   if (generated < kInStep) return;
@@ -126,19 +128,21 @@ void DraftContext::synchronise() {
   }
 }
 
-Evidence gather(DraftContext& context, const LiveSource& live) {
+Evidence gather(DraftContext& context, const DraftSources& sources) {
   Evidence evidence;
   const Tokens tail = context.tail.tokens();
-  const int depth = context.catch_up();
-  context.history_source.collect_matches(kHistory, context.generated, evidence);
-  if (depth < kSureOrder || !evidence.unanimous()) live.collect_matches(tail, evidence);
-  if (depth < kSureOrder) context.namespace_source.collect_matches(kNamespace, context.generated, evidence);
+  const int depth = context.catch_up(sources);
+  context.history_source.collect_matches(sources.history, kHistory, context.generated, evidence);
+  if (depth < kSureOrder || !evidence.unanimous()) sources.live.collect_matches(tail, evidence);
+  if (depth < kSureOrder) {
+    context.namespace_source.collect_matches(sources.namespace_, kNamespace, context.generated, evidence);
+  }
   evidence.pick_candidates(kUnlikelyShare);
   return evidence;
 }
 
-float predict(const Evidence& evidence, const DraftContext& context, const Estimator& estimator, bool foresees,
-              Prediction& prediction) {
+float predict(const Evidence& evidence, const DraftContext& context, const DraftSources& sources,
+              const Estimator& estimator, bool foresees, Prediction& prediction) {
   const Tokens tail = context.tail.tokens();
   Estimator::describe(evidence, tail.empty() ? -1 : tail.back(), context.run, prediction.features);
   estimator.estimate(prediction.features, prediction.probabilities);
@@ -148,8 +152,8 @@ float predict(const Evidence& evidence, const DraftContext& context, const Estim
   prediction.best = prediction.alone = best_of(prediction.probabilities, prediction.size);
   const float alone = prediction.probabilities[prediction.alone];
   prediction.foreseen = false;
-  if (!foresees || !context.places.known() || alone >= Foresight::kSureAlone) return estimator.calibrated(alone);
-  const std::optional<WeighedMatch> match = context.history_source.weighed_match();
+  if (!foresees || !context.noise.known() || alone >= Foresight::kSureAlone) return estimator.calibrated(alone);
+  const std::optional<WeighedMatch> match = context.history_source.weighed_match(sources.history);
   if (match && match->next == prediction.token() && match->probability() >= Foresight::kSureAlone) {
     return estimator.calibrated(alone + kTrust * (match->probability() - alone));
   }
@@ -178,23 +182,23 @@ void learn(Estimator& estimator, const Prediction& prediction, Token came) {
   estimator.saw_best(prediction.probabilities[prediction.alone], alone);
 }
 
-bool twin_alone(const DraftContext& context, const TwinTrust& trust) {
-  return context.next_of_twin() && trust.of(context.agreement) >= kSure;
+bool twin_alone(const DraftContext& context, Tokens twin, const TwinTrust& trust) {
+  return context.next_of(twin) && trust.of(context.agreement) >= kSure;
 }
 
-void draft(DraftContext& context, const LiveSource& live, const Estimator& estimator, const TwinTrust& trust,
+void draft(DraftContext& context, const DraftSources& sources, const Estimator& estimator, const TwinTrust& trust,
            DraftLimits limits, Draft& draft) {
   draft.clear();
   const float speed_up = estimator.speed_up(
-      limits.verify_cost, context.twin.empty() && !context.places.known() ? kMostSpeedUp : kMostOfTwins);
+      limits.verify_cost, sources.twin.empty() && !context.noise.known() ? kMostSpeedUp : kMostOfTwins);
   const float least = limits.verify_cost * kMargin * speed_up;
   float survival = 1.0f;
   for (int drafted = 0; drafted < limits.max_tokens; ++drafted) {
     Choice choice;
-    if (const Token* twin = context.next_of_twin()) choice = {*twin, trust.of(context.agreement), {kTwin, 0}};
+    if (const Token* twin = context.next_of(sources.twin)) choice = {*twin, trust.of(context.agreement), {kTwin, 0}};
     if (choice.probability < kSure) {
       if (drafted > 0 && survival * std::max(kHopeful, choice.probability) < least) break;
-      weigh(context, live, estimator, survival, draft, choice);
+      weigh(context, sources, estimator, survival, draft, choice);
       context.history_source.mark(draft.history_trail, draft.tokens.size());
       context.namespace_source.mark(draft.namespace_trail, draft.tokens.size());
     }
@@ -205,7 +209,7 @@ void draft(DraftContext& context, const LiveSource& live, const Estimator& estim
     draft.tokens.push_back(choice.token);
     draft.probabilities.push_back(choice.probability);
     draft.origins.push_back(choice.origin);
-    context.push(choice.token);
+    context.push(choice.token, sources.twin);
     context.history_source.advance(1);
     context.namespace_source.advance(1);
     ++context.run;

@@ -7,7 +7,7 @@
 #include "draft/estimator.h"
 #include "draft/noise.h"
 #include "draft/sources.h"
-#include "draft/twin_trust.h"
+#include "draft/twins.h"
 
 namespace histospec {
 
@@ -59,7 +59,7 @@ struct DraftLimits {
   float verify_cost;  // marginal cost of verifying one drafted token, in units of a plain decoding step
 };
 
-// The input of a draft: the end of a session's text, and the sources that follow it.
+// The end of a session's text, and where it stands in its sources.
 struct DraftContext {
   ContextTail tail;
   SegmentSource history_source;          // over the problem
@@ -67,24 +67,23 @@ struct DraftContext {
   std::int64_t generated = 0;            // tokens that the session has generated
   int run = 0;                           // how many of the last ones were predicted, without a gap
   std::int64_t newest = 0;               // newest epoch of the namespace
-  Tokens twin;                           // empty: the session has none
   std::int64_t shift = 0;                // position in the twin minus position in the session
   Agreement agreement;                   // with the twin
-  PlacesAhead places;                    // along the draft, if the noise is known
+  NoiseAhead noise;                      // along the draft, if the noise is known
 
   // Moves the sources that the next token needs to the end of the context. Returns the longest match length in the
   // history.
-  int catch_up();
+  int catch_up(const DraftSources& sources);
   // Appends a generated token to the context.
-  void push(Token token) {
-    if (const Token* foretold = next_of_twin()) agreement.saw(*foretold == token);
+  void push(Token token, Tokens twin) {
+    if (const Token* foretold = next_of(twin)) agreement.saw(*foretold == token);
     tail.push(token);
-    places.push(token);
+    noise.push(token);
     ++generated;
-    if (agreement.streak < kInStep && !twin.empty()) synchronise();
+    if (agreement.streak < kInStep && !twin.empty()) synchronise(twin);
   }
   // The next token of the twin; null past its end.
-  const Token* next_of_twin() const {
+  const Token* next_of(Tokens twin) const {
     const std::int64_t at = generated + shift;
     return at >= 0 && at < static_cast<std::int64_t>(twin.size()) ? &twin[at] : nullptr;
   }
@@ -93,26 +92,26 @@ struct DraftContext {
   // How many tokens must agree to follow the twin at another position, and how far away that position may be.
   static constexpr int kInStep = 4, kReach = 64;
   // Follows the twin from the nearest position behind the session's last kInStep tokens, if the twin contains them.
-  void synchronise();
+  void synchronise(Tokens twin);
 };
 
 // Collects the matches of the context, and picks the candidates for its next token.
-Evidence gather(DraftContext& context, const LiveSource& live);
+Evidence gather(DraftContext& context, const DraftSources& sources);
 
 // Estimates the candidates of the context's next token; `evidence` has at least one. `foresees`: whether to use the
 // noise where it is known. Returns the calibrated probability of the best.
-float predict(const Evidence& evidence, const DraftContext& context, const Estimator& estimator, bool foresees,
-              Prediction& prediction);
+float predict(const Evidence& evidence, const DraftContext& context, const DraftSources& sources,
+              const Estimator& estimator, bool foresees, Prediction& prediction);
 
 // Trains the estimator on the token that came at the predicted position.
 void learn(Estimator& estimator, const Prediction& prediction, Token came);
 
 // Whether the twin alone gives the next token, without evidence from other sources.
-bool twin_alone(const DraftContext& context, const TwinTrust& trust);
+bool twin_alone(const DraftContext& context, Tokens twin, const TwinTrust& trust);
 
 // Drafts for a session: takes the most probable candidate at each position, as long as the draft's probability of being
 // accepted as a whole pays for the next token. Moves `context` along the draft and overwrites `draft`.
-void draft(DraftContext& context, const LiveSource& live, const Estimator& estimator, const TwinTrust& trust,
+void draft(DraftContext& context, const DraftSources& sources, const Estimator& estimator, const TwinTrust& trust,
            DraftLimits limits, Draft& draft);
 
 // Trains the estimator on the tokens that came, at the predictions of the draft, and updates context.run. Returns the

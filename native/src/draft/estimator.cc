@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
-#include <cstring>
 #include <stdexcept>
 
 #include "draft/starting_weights.h"
@@ -14,8 +13,8 @@ namespace {
 constexpr float kRate = 0.002f;
 constexpr float kBiasRate = 0.1f;
 constexpr float kRemembered = 1000;  // steps that count for the yield
-// A state of the second version ends with what foresight has learned.
-constexpr std::string_view kStateVersion = "HistoSpec estimator 1\n", kForesightVersion = "HistoSpec estimator 2\n";
+// A migration from an older version would go before the check of the version in restore().
+constexpr std::string_view kStateVersion = "HistoSpec estimator 1\n";
 constexpr float kMostWeight = 1e6f;
 constexpr float kMostOfStep = 0.9f * kMostWeight / kRemembered;  // tokens; restore() refuses larger sums
 
@@ -107,54 +106,40 @@ void Estimator::saw_step(float tokens, float drafted) {
   yield_.drafted = yield_.drafted * kKept + std::min(drafted, kMostOfStep);
 }
 
-std::string Estimator::state() const {
+std::string Estimator::state() {
   if (!net_) return {};
-  std::string state(foresight.learned() ? kForesightVersion : kStateVersion);
-  const auto write = [&state](const auto& part) { state.append(reinterpret_cast<const char*>(&part), sizeof(part)); };
-  write(yield_);
-  write(correction_);
-  Weights::each_part(net_->weights, write);
-  write(net_->biases);
-  if (foresight.learned()) Foresight::each_part(foresight, write);
+  std::string state(kStateVersion);
+  state.reserve(state.size() + sizeof(Net) + sizeof(Foresight) + sizeof(Yield) + sizeof(Correction));
+  auto write = [&state](float number) {
+    const auto bits = std::bit_cast<std::uint32_t>(number);
+    for (int shift = 0; shift < 32; shift += 8) state.push_back(static_cast<char>(bits >> shift));
+  };
+  each(write);
   return state;
 }
 
 void Estimator::restore(std::string_view state) {
-  const bool foresees = state.starts_with(kForesightVersion);
-  if (!foresees && !state.starts_with(kStateVersion)) {
+  if (!state.starts_with(kStateVersion)) {
     throw std::invalid_argument("state: is not a state of this version of the estimator");
   }
-  auto net = std::make_unique<Net>();
-  Yield yield;
-  Correction correction;
-  Foresight with_noise;
   std::string_view left = state.substr(kStateVersion.size());
-  const auto read = [&left](auto& part) {
-    if (left.size() < sizeof(part)) throw std::invalid_argument("state: is too short");
-    std::memcpy(&part, left.data(), sizeof(part));
-    left.remove_prefix(sizeof(part));
-    for (std::size_t i = 0; i < sizeof(part) / sizeof(float); ++i) {
-      float value;
-      std::memcpy(&value, reinterpret_cast<const char*>(&part) + i * sizeof(float), sizeof(float));
-      if (!(std::abs(value) < kMostWeight)) throw std::invalid_argument("state: holds a number out of range");
-    }
+  auto read = [&left](float& number) {
+    if (left.size() < sizeof(number)) throw std::invalid_argument("state: is too short");
+    std::uint32_t bits = 0;
+    for (int i = 0; i < 4; ++i) bits |= static_cast<std::uint32_t>(static_cast<std::uint8_t>(left[i])) << 8 * i;
+    left.remove_prefix(sizeof(number));
+    number = std::bit_cast<float>(bits);
+    if (!(std::abs(number) < kMostWeight)) throw std::invalid_argument("state: holds a number out of range");
   };
-  read(yield);
-  read(correction);
-  Weights::each_part(net->weights, read);
-  read(net->biases);
-  if (foresees) {
-    Foresight::each_part(with_noise, read);
-    with_noise.set_learned();
-  }
+  Estimator restored;
+  restored.net_ = std::make_unique<Net>();
+  restored.each(read);
   if (!left.empty()) throw std::invalid_argument("state: is too long");
-  if (!(correction.valid() && with_noise.valid() && yield.steps > 0 && yield.tokens > 0 && yield.drafted >= 0)) {
+  const auto& [tokens, steps, drafted] = restored.yield_;
+  if (!(restored.correction_.valid() && restored.foresight.valid() && steps > 0 && tokens > 0 && drafted >= 0)) {
     throw std::invalid_argument("state: holds a number out of range");
   }
-  net_ = std::move(net);
-  yield_ = yield;
-  correction_ = correction;
-  foresight = with_noise;
+  *this = std::move(restored);
 }
 
 }  // namespace histospec

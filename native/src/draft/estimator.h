@@ -26,7 +26,6 @@
 #include <string>
 #include <string_view>
 
-#include "draft/correction.h"
 #include "draft/evidence.h"
 #include "draft/foresight.h"
 #include "draft/network.h"
@@ -79,17 +78,13 @@ class Estimator {
   void saw_step(float tokens, float drafted);
 
   // Forgets what was learned.
-  void reset() {
-    net_.reset();
-    yield_ = Yield();
-    correction_ = Correction();
-    foresight = Foresight();
-  }
+  void reset() { *this = Estimator(); }
   std::size_t bytes() const { return net_ ? sizeof(Net) : 0; }
 
-  // The learned state, for restore() in this or another process; empty if there is none yet. restore() throws
-  // std::invalid_argument and changes nothing if it cannot use the state.
-  std::string state() const;
+  // The learned state, for restore() in this or another process; empty if there is none yet. It is a line with the
+  // version, and each learned number as a float32, little-endian. restore() throws std::invalid_argument and changes
+  // nothing if it cannot use the state.
+  std::string state();
   void restore(std::string_view state);
 
  private:
@@ -104,6 +99,16 @@ class Estimator {
     float steps = 95;
     float drafted = 100;
   };
+
+  // Visits the learned numbers in the order in which they are saved. There is a net.
+  template <typename Visit>
+  void each(Visit& visit) {
+    visit(yield_.tokens), visit(yield_.steps), visit(yield_.drafted);
+    correction_.each(visit);
+    net_->weights.each(visit);
+    each_number(net_->biases, visit);
+    foresight.each(visit);
+  }
 
   static const Weights& starting();
   const Weights& weights() const { return net_ ? net_->weights : starting(); }

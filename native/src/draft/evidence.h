@@ -1,6 +1,6 @@
 // Evidence for the next token: the matches of the context, and which token followed each of them.
 //
-// A match is a place in a text where the end of the context occurred before. It votes for the token that followed
+// A match is a position in a text where the end of the context occurred before. It votes for the token that followed
 // there. A vote grows with the match length and shrinks with the number of nearer matches of its kind. Evidence keeps
 // one tally per token.
 #pragma once

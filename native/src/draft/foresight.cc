@@ -100,7 +100,6 @@ void Foresight::estimate(std::span<const std::uint8_t> rows, Contenders& contend
 }
 
 void Foresight::learn(std::span<const std::uint8_t> rows, const Contenders& contenders, std::size_t right) {
-  learned_ = true;
   for (std::size_t i = 0; i < contenders.size; ++i) {
     const float came = contenders.candidates[i] == right ? 1.0f : 0.0f;
     weights_.learn(rows, contenders.inputs[i], kForesightRate * (came - contenders.probabilities[i]));

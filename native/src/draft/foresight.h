@@ -4,12 +4,8 @@
 // seed, the engine knows the noise of every candidate. The contenders are the two candidates with the largest sums. A
 // contender of probability p comes if its sum is larger than that of the other, and larger than that of any token that
 // is not a candidate. The largest sum of tokens of probability r together is log r plus Gumbel noise. The probabilities
-// are estimates, so a small network learns how far to trust each of the two margins.
-//
-//     10 inputs of the contender ---+--> 8 hidden (relu) --+--> log-odds --> p
-//      5 rows of the position ------+----------------------+
-//
-// The rows are those of the estimator. The network starts from weights trained offline (foresight_weights.h, made by
+// are estimates, so a small network learns how far to trust each of the two margins. Its rows are those of the
+// estimator. The network starts from weights trained offline (foresight_weights.h, made by
 // scripts/train-foresight). The estimator itself never sees noise, so it learns the same with and without seeds.
 //
 // A seed says nothing where a worker samples in another way. So foresight counts how often the noise corrects the
@@ -21,7 +17,6 @@
 #include <cstdint>
 #include <span>
 
-#include "draft/correction.h"
 #include "draft/evidence.h"
 #include "draft/network.h"
 
@@ -69,18 +64,15 @@ class Foresight {
   // Whether to learn from this position. A part of them is enough, because the starting weights fit most texts.
   bool wants_to_learn() { return positions_++ % kLearnsEvery == 0; }
 
-  bool learned() const { return learned_; }
-  // Visits the learned numbers in the order of the saved state.
-  template <typename AnyForesight, typename Visit>
-  static void each_part(AnyForesight& foresight, Visit visit) {
-    visit(foresight.correction_);
-    visit(foresight.score_);
-    Weights::each_part(foresight.weights_, visit);
+  // Visits the learned numbers in the order in which they are saved.
+  template <typename Visit>
+  void each(Visit& visit) {
+    correction_.each(visit);
+    visit(score_);
+    weights_.each(visit);
   }
   // Whether numbers that were read make sense.
   bool valid() const { return correction_.valid(); }
-  // Notes that its numbers were learned elsewhere.
-  void set_learned() { learned_ = true; }
 
  private:
   static const Weights& starting();
@@ -91,7 +83,6 @@ class Foresight {
   Weights weights_ = starting();
   Correction correction_;
   float score_ = 0;  // corrected minus misled, at most 0
-  bool learned_ = false;
   unsigned positions_ = 0;
 };
 

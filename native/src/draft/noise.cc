@@ -83,13 +83,13 @@ void philox(std::array<Words, 4>& c, std::int64_t seed) {
 
 }  // namespace
 
-void gumbel_noise(std::int64_t seed, const NoisePlace& place, std::span<const Token> tokens,
+void gumbel_noise(std::int64_t seed, const NoiseContext& context, std::span<const Token> tokens,
                   std::span<float, kMaxCandidates> noise) {
   std::array<Words, 4> counters;
   counters[0].fill(0);
-  counters[1].fill(static_cast<std::uint32_t>(place.last));
-  counters[2].fill(static_cast<std::uint32_t>(place.before));
-  counters[3].fill(place.times);
+  counters[1].fill(static_cast<std::uint32_t>(context.last));
+  counters[2].fill(static_cast<std::uint32_t>(context.before));
+  counters[3].fill(context.times);
   Words which{}, words;
   for (std::size_t i = 0; i < std::min<std::size_t>(tokens.size(), kMaxCandidates); ++i) {
     const auto token = static_cast<std::uint32_t>(tokens[i]);

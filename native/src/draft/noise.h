@@ -1,5 +1,6 @@
 // The noise of coupled sampling: the number that the sampler adds to a token's log-probability, before it takes the
-// largest sum. It is a function of the seed, the place and the token, so the engine knows it before the policy samples.
+// largest sum. It is a function of the seed, the context and the token, so the engine knows it before the policy
+// samples.
 //
 // This repeats client/vllm/coupled/noise.py and places.py, bit for bit; change them together. Bits come from
 // Philox4x32-10 (J. K. Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", SC 2011). The logarithms are
@@ -13,24 +14,76 @@
 #include <vector>
 
 #include "draft/evidence.h"
-#include "draft/pair_counts.h"
 
 namespace histospec {
 
-// The place of a token: the two tokens before it, -1 where there is none, and how often this pair occurred before in
-// the same text.
-struct NoisePlace {
+// What the noise of a token depends on: the two tokens before it, -1 where there is none, and how often this pair
+// occurred before in the same text.
+struct NoiseContext {
   Token before = -1;
   Token last = -1;
   std::uint32_t times = 0;
 };
 
-// Writes the standard Gumbel noise of each token at a place.
-void gumbel_noise(std::int64_t seed, const NoisePlace& place, std::span<const Token> tokens,
+// Writes the standard Gumbel noise of each token in a context.
+void gumbel_noise(std::int64_t seed, const NoiseContext& context, std::span<const Token> tokens,
                   std::span<float, kMaxCandidates> noise);
 
+// How often each pair of neighbouring tokens occurs in a text: a hash table with linear probing.
+//
+// A slot holds 32 bits of the pair's hash instead of the pair, so that a text takes little of the CPU cache. Pairs with
+// equal bits are counted together: about 100 of a million pairs. Then their noise is not the sampler's, and a
+// draft may be wrong there.
+class PairCounts {
+ public:
+  std::uint32_t of(Token a, Token b) const { return slots_.empty() ? 0 : slots_[slot_of(hash_of(a, b))].count; }
+  // Fetches what of() and add() read into the CPU cache.
+  void prefetch(Token a, Token b) const {
+    if (!slots_.empty()) __builtin_prefetch(&slots_[hash_of(a, b) & (slots_.size() - 1)]);
+  }
+  // May throw std::bad_alloc; then the pair is not counted.
+  void add(Token a, Token b) {
+    if (2 * (used_ + 1) > slots_.size()) grow();
+    Slot& slot = slots_[slot_of(hash_of(a, b))];
+    used_ += slot.count == 0;
+    slot.hash = hash_of(a, b);
+    ++slot.count;
+  }
+  std::size_t bytes() const { return slots_.capacity() * sizeof(Slot); }
+
+ private:
+  struct Slot {
+    std::uint32_t hash = 0;
+    std::uint32_t count = 0;  // 0: the slot is free
+  };
+  static constexpr std::size_t kFirst = 256;
+
+  static std::uint32_t hash_of(Token a, Token b) {
+    const std::uint64_t key =
+        static_cast<std::uint64_t>(static_cast<std::uint32_t>(a)) << 32 | static_cast<std::uint32_t>(b);
+    return static_cast<std::uint32_t>((key * 0x9e3779b97f4a7c15ull) >> 32);
+  }
+  std::size_t slot_of(std::uint32_t hash) const {
+    const std::size_t mask = slots_.size() - 1;
+    std::size_t i = hash & mask;
+    while (slots_[i].count != 0 && slots_[i].hash != hash) i = (i + 1) & mask;
+    return i;
+  }
+  void grow() {
+    PairCounts larger;
+    larger.slots_.resize(slots_.empty() ? kFirst : 2 * slots_.size());
+    for (const Slot& slot : slots_) {
+      if (slot.count != 0) larger.slots_[larger.slot_of(slot.hash)] = slot;
+    }
+    slots_.swap(larger.slots_);
+  }
+
+  std::vector<Slot> slots_;
+  std::size_t used_ = 0;
+};
+
 // Counts how many tokens of a text follow each pair. A text begins with its prompt.
-class PlaceCounter {
+class NoiseCounter {
  public:
   // The two newest tokens of the text; -1 where there is none.
   Token before() const { return before_; }
@@ -61,10 +114,10 @@ class PlaceCounter {
   Token before_ = -1, last_ = -1;
 };
 
-// The places along a draft, which begins where the text of a counter ends. The text must not change meanwhile.
-class PlacesAhead {
+// The contexts along a draft, which begins where the text of a counter ends. The text must not change meanwhile.
+class NoiseAhead {
  public:
-  void start(std::int64_t seed, const PlaceCounter& text) {
+  void start(std::int64_t seed, const NoiseCounter& text) {
     text_ = &text;
     seed_ = seed;
     tokens_.assign({text.before(), text.last()});
@@ -72,8 +125,8 @@ class PlacesAhead {
   // Whether it was started, so that the noise is known.
   bool known() const { return text_ != nullptr; }
   std::int64_t seed() const { return seed_; }
-  // The place of the next token.
-  NoisePlace next() const {
+  // The context of the next token.
+  NoiseContext next() const {
     const Token before = tokens_.end()[-2], last = tokens_.end()[-1];
     std::uint32_t times = text_->times(before, last);
     for (std::size_t i = 2; i < tokens_.size(); ++i) times += tokens_[i - 2] == before && tokens_[i - 1] == last;
@@ -86,7 +139,7 @@ class PlacesAhead {
   }
 
  private:
-  const PlaceCounter* text_ = nullptr;
+  const NoiseCounter* text_ = nullptr;
   std::int64_t seed_ = 0;
   std::vector<Token> tokens_;  // the two newest of the text, and those of the draft
 };

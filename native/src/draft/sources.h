@@ -33,36 +33,37 @@ class ContextTail {
   std::size_t end_ = 0;
 };
 
-// The places of a source along a draft, so that it need not look up the accepted part again.
+// The gaps of a source along a draft, so that it need not look up the accepted part again.
 class Trail {
  public:
   void clear() {
-    places_.clear();
+    gaps_.clear();
     drafted_.clear();
   }
 
  private:
   friend class SegmentSource;
   std::uint64_t followed_ = 0;        // number of the Segments that the source followed
-  std::vector<Place> places_;         // for each mark, one per segment
+  std::vector<RowGap> gaps_;          // for each mark, one per segment
   std::vector<std::size_t> drafted_;  // drafted tokens before each mark, ascending
 };
 
 // A match, and the policy's own probabilities there.
 struct WeighedMatch {
-  Token next;          // the token that followed
-  Alternatives place;  // none if nothing else had 5 %
+  Match match;
+  Token next;           // the token that followed
+  Alternatives others;  // none if nothing else had 5 %
 
   // The probability of the token that followed.
-  float probability() const { return place.count() == 0 ? 0.97f : place.sampled_probability(); }
+  float probability() const { return others.count() == 0 ? 0.97f : others.sampled_probability(); }
 };
 
-// Finished responses of the problem, or of its whole namespace. The source does not own the segments that it follows,
-// and the engine may evict them while a session is idle. At the start of a step, call follow() before any other method.
+// Finished responses of the problem, or of its whole namespace. The caller gives the segments to each call, because the
+// engine may evict them while a session is idle. At the start of a step, call follow() before any other method.
 class SegmentSource {
  public:
   // If the source is more than `patience` tokens behind, it searches again from the last `patience` tokens. It collects
-  // at most `rows` rows on either side of a place.
+  // at most `rows` rows on either side of a gap.
   explicit SegmentSource(std::size_t patience = kMaxOrder, int rows = Segment::kNear)
       : patience_(patience), rows_(rows) {}
   // Follows these segments, from the end of this context.
@@ -76,30 +77,28 @@ class SegmentSource {
   // As above, if the first `accepted` tokens had been drafted: continues from the last mark among them.
   void advance(std::size_t tokens, const Trail& trail, std::size_t accepted);
   // Moves to the end of this context. collect_matches() and depth() then describe it.
-  void catch_up(Tokens context);
-  // Marks the place after `drafted` tokens of the draft, if the source has caught up.
+  void catch_up(const Segments& segments, Tokens context);
+  // Marks the gaps after `drafted` tokens of the draft, if the source has caught up.
   void mark(Trail& trail, std::size_t drafted) const;
 
   // Adds the rows nearest to the context in each segment, as matches of `source`. `offset`: how many tokens the session
   // has generated.
-  void collect_matches(Source source, std::int64_t offset, Evidence& evidence) const;
+  void collect_matches(const Segments& segments, Source source, std::int64_t offset, Evidence& evidence) const;
   // The longest match if its response came with alternatives; of equally long ones, one in the newest segment.
-  std::optional<WeighedMatch> weighed_match() const;
+  std::optional<WeighedMatch> weighed_match(const Segments& segments) const;
   // The age of the response of a match, in epochs behind `newest`, at most kOldest.
-  std::uint8_t age(const Match& match, std::int64_t newest) const;
+  static std::uint8_t age(const Segments& segments, const Match& match, std::int64_t newest);
   // The longest match length in any of the segments.
   int depth() const;
 
  private:
-  void find(Tokens context);
-  static std::uint8_t age(const Segment& segment, std::uint8_t epoch_name, std::int64_t newest);
+  void find(const Segments& segments, Tokens context);
 
   std::size_t patience_;
   int rows_;
-  std::uint64_t followed_ = 0;  // number of segments_
-  const Segments* segments_ = nullptr;
-  std::vector<Place> places_;  // one per segment
-  std::size_t behind_ = 0;     // tokens of the context that the places do not include yet
+  std::uint64_t followed_ = 0;  // number of the segments
+  std::vector<RowGap> gaps_;    // one per segment
+  std::size_t behind_ = 0;      // tokens of the context that the gaps do not include yet
 };
 
 // The session's own text and prompt, and those of its siblings.
@@ -113,6 +112,14 @@ class LiveSource {
  private:
   const LiveText& live_;
   LiveText::TextId own_;
+};
+
+// Everything that a session drafts from, for the time of one step: between steps, eviction may free any of it.
+struct DraftSources {
+  const Segments& history;     // of the problem
+  const Segments& namespace_;  // of all problems
+  LiveSource live;
+  Tokens twin = {};  // empty: the session has none
 };
 
 }  // namespace histospec

@@ -1,11 +1,21 @@
 #include "draft/twins.h"
 
 #include <algorithm>
+#include <bit>
 #include <iterator>
 #include <set>
 #include <stdexcept>
 
 namespace histospec {
+namespace {
+
+// How many tokens the starting values count as, and the most that an entry counts.
+constexpr float kTwinDoubt = 8, kMostTokens = 1000;
+
+// Probabilities stay away from 0 and 1.
+constexpr float kLeast = 0.001f, kMost = 0.999f;
+
+}  // namespace
 
 std::shared_ptr<const Twin> Twins::of(const ResponseView& response) {
   if (!response.seed) return nullptr;
@@ -65,6 +75,20 @@ void Twins::check_integrity() const {
   }
   if (held != held_bytes_) throw std::logic_error("twins: bytes are off");
   if (epochs_.size() > kEpochs) throw std::logic_error("twins: too many epochs");
+}
+
+std::size_t TwinTrust::class_of(int streak) {
+  if (streak == 0) return 0;
+  return std::min<std::size_t>(std::bit_width(static_cast<unsigned>(streak - 1)) + 1, kClasses - 1);
+}
+
+void TwinTrust::learn(const Agreement& agreement, bool right) {
+  const std::size_t streak = class_of(agreement.streak);
+  float& probability = right_[kind_of(agreement)][streak];
+  float& seen = seen_[kind_of(agreement)][streak];
+  probability += ((right ? 1.0f : 0.0f) - probability) / (kTwinDoubt + seen);
+  probability = std::clamp(probability, kLeast, kMost);
+  seen = std::min(seen + 1, kMostTokens);
 }
 
 }  // namespace histospec

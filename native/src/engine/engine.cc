@@ -1,21 +1,54 @@
 #include "histospec/engine.h"
 
 #include <algorithm>
+#include <cmath>
 
-#include "engine/checks.h"
-#include "engine/integrity.h"
-#include "engine/lengths.h"
-#include "engine/shared_prompts.h"
 #include "engine/state.h"
 
 namespace histospec {
 namespace {
+
+// Throws std::invalid_argument if these are no alternatives of a response with this many tokens.
+void require_alternatives(const std::string& field, std::span<const std::uint8_t> alternatives, std::size_t tokens) {
+  const std::string fault = PackedAlternatives::fault(alternatives, tokens);
+  if (!fault.empty()) throw std::invalid_argument(field + ": " + fault);
+}
 
 ProblemKey checked_key(const std::string& name, Tokens prompt, const std::string& id) {
   if (name.empty()) throw std::invalid_argument("namespace: must not be empty");
   if (prompt.empty()) throw std::invalid_argument("prompt: must not be empty");
   require_tokens("prompt", prompt);
   return {id, prompt};
+}
+
+// Lengths in tokens, ascending, of the problem's responses that are longer than `generated`; if there are none, of the
+// `latest` lengths of its namespace that are longer.
+std::vector<std::int64_t> longer_responses(const Problem* problem, std::span<const std::int64_t> latest,
+                                           std::int64_t generated) REQUIRES(engine_lock) {
+  std::vector<std::int64_t> lengths;
+  const auto saw = [&](std::int64_t length) {
+    if (length > generated) lengths.push_back(length);
+  };
+  if (problem) {
+    for (const auto& segment : *problem->segments) {
+      for (const auto& extent : segment->extents()) saw(extent.end - extent.start);
+    }
+    if (problem->live) {
+      for (const ResponseView& r : problem->live->finished()) saw(static_cast<std::int64_t>(r.tokens.size()));
+    }
+  }
+  if (lengths.empty()) std::ranges::for_each(latest, saw);
+  std::ranges::sort(lengths);
+  return lengths;
+}
+
+// The q-quantile of at least one ascending value, linear between neighbours.
+double quantile(std::span<const std::int64_t> ascending, double q) {
+  const double rank = q * static_cast<double>(ascending.size() - 1);
+  const auto low = static_cast<std::size_t>(std::floor(rank));
+  const auto a = static_cast<double>(ascending[low]);
+  const auto b = static_cast<double>(ascending[std::min(low + 1, ascending.size() - 1)]);
+  return a + (b - a) * (rank - static_cast<double>(low));
 }
 
 }  // namespace
@@ -78,29 +111,33 @@ void Engine::ingest(const std::string& name, Tokens prompt, std::span<const Resp
   state_->evictor.make_room(lock);
 }
 
-SessionId Engine::open(const std::string& name, Tokens prompt, const std::string& id, Tokens generated,
-                       std::optional<std::int64_t> seed) {
+Opened Engine::open(const std::string& name, Tokens prompt, const std::string& id, Tokens generated,
+                    std::optional<std::int64_t> seed) {
   ProblemKey key = checked_key(name, prompt, id);
   require_tokens("generated", generated);
+  // All that needs no lock comes before it.
   LiveText::Buffers buffers = LiveText::buffers_for(prompt);
+  auto session = std::make_unique<Session>();
+  DraftContext& context = session->context;
+  for (Token token : tail(prompt)) context.tail.push(token);
+  if (seed) {
+    session->name_of_twin = {*seed, prompt.size()};
+    session->noise.emplace();
+    for (Token token : prompt) session->noise->push(token);
+    for (Token token : generated) session->noise->push(token);
+  }
   Monitor::Lock lock(state_->monitor);
   Contents& contents = state_->contents;
-  auto session = std::make_unique<Session>();
   const std::shared_ptr<Namespace> namespace_ = session->namespace_ = state_->registry.namespace_named(name);
   const std::shared_ptr<Problem> problem = session->problem =
       state_->registry.problem_of(*namespace_, std::move(key), prompt);
-  session->prompt_length = id.empty() ? problem->key.prompt.size() : prompt.size();
-  std::shared_ptr<const Twin> twin;
-  if (seed) {
-    session->name_of_twin = {*seed, prompt.size()};
-    session->twin = twin = problem->twin(*session->name_of_twin);
-    if (twin) session->context.twin = *twin;
-  }
+  const auto twin = seed ? problem->twin(*session->name_of_twin) : nullptr;
+  session->twin = twin;
+  Opened opened = {0, id.empty() ? problem->key.prompt.size() : prompt.size(), false};
   std::optional<LiveText::TextId> text;
-  SessionId number = 0;
   try {
     contents.change_live(*problem, [&](LiveText& live) { text = live.open(prompt, std::move(buffers)); });
-    // Other threads may take the lock while a long text is indexed; the text stays in place because it is open.
+    // Other threads may take the lock while a long text is indexed; the text stays because it is open.
     while (contents.change_live(*problem, [&](LiveText& live) { return live.index_some(*text); })) {
       Monitor::breathe(lock);
     }
@@ -110,56 +147,57 @@ SessionId Engine::open(const std::string& name, Tokens prompt, const std::string
       contents.change_live(*problem, [&](LiveText& live) { live.append(*text, some); });
     }
     session->text = *text;
-    if (seed) session->places.emplace();
-    for (std::size_t at = 0; seed && at < prompt.size() + generated.size(); ++at) {
-      if (at > 0 && at % LiveText::kSlice == 0) Monitor::breathe(lock);
-      session->places->push(at < prompt.size() ? prompt[at] : generated[at - prompt.size()]);
-    }
-    for (Token token : tail(prompt)) session->context.tail.push(token);
-    for (Token token : generated) session->context.push(token);
-    session->context.history_source.reset(*problem->segments, session->context.tail.tokens());
-    session->context.namespace_source.reset(*namespace_->index.segments(), session->context.tail.tokens());
-    const std::size_t places = session->place_bytes();
-    number = state_->registry.add(std::move(session));
-    state_->ledger.change_places(0, places);
+    for (Token token : generated) context.push(token, twin ? Tokens(*twin) : Tokens());
+    context.history_source.reset(*problem->segments, context.tail.tokens());
+    context.namespace_source.reset(*namespace_->index.segments(), context.tail.tokens());
+    const std::size_t noise = session->noise_bytes();
+    opened.id = state_->registry.add(std::move(session));
+    state_->ledger.change_noise(0, noise);
   } catch (...) {  // std::bad_alloc
     if (text) contents.change_live(*problem, [&](LiveText& live) { live.drop(*text); });
     state_->builder.schedule(problem);
     throw;
   }
+  opened.known = problem->known();
   NamespaceStats& counters = namespace_->counters;
-  ++(problem->known() ? counters.lookups_hit : counters.lookups_miss);
+  ++(opened.known ? counters.lookups_hit : counters.lookups_miss);
   if (seed) ++(twin ? counters.twins_hit : counters.twins_miss);
   state_->evictor.relieve();
-  return number;
+  return opened;
 }
 
-void Engine::close(SessionId id, bool commit, std::optional<std::int64_t> epoch,
-                   std::span<const std::uint8_t> alternatives) {
+std::optional<std::vector<Token>> Engine::close(SessionId id, bool commit, std::optional<std::int64_t> epoch,
+                                                std::span<const std::uint8_t> alternatives,
+                                                std::optional<std::size_t> expected_length) {
   std::vector<std::uint8_t> kept(alternatives.begin(), alternatives.end());  // before the lock
+  std::optional<std::vector<Token>> said;
   Monitor::Lock lock(state_->monitor);
+  if (expected_length && !state_->registry.find_session(id)) return said;
   Session& session = state_->registry.session(id);
   const std::shared_ptr<Problem> problem = session.problem;
   const std::int64_t version = epoch.value_or(session.namespace_->counters.newest_epoch);
-  const Tokens said = problem->live->generated(session.text);
-  if (commit) require_alternatives("alternatives", alternatives, said.size());
+  const Tokens tokens = problem->live->generated(session.text);
+  if (expected_length == tokens.size()) said.emplace(tokens.begin(), tokens.end());
+  commit = commit && (said || !expected_length);
+  if (commit) require_alternatives("alternatives", alternatives, tokens.size());
   const std::optional<Twins::Key> name = session.name_of_twin;
-  auto twin = commit && name ? Twins::of({{}, said, {}, version, name->seed}) : nullptr;
-  if (commit && !said.empty()) session.namespace_->saw_response(said.size(), version);
+  auto twin = commit && name ? Twins::of({{}, tokens, {}, version, name->seed}) : nullptr;
+  if (commit && !tokens.empty()) session.namespace_->saw_response(tokens.size(), version);
   state_->contents.change_live(*problem, [&](LiveText& live) {
-    if (commit && !said.empty()) {
+    if (commit && !tokens.empty()) {
       live.finish(session.text, version, std::move(kept));
     } else {
       live.drop(session.text);
     }
   });
-  state_->ledger.change_places(session.place_bytes(), 0);
+  state_->ledger.change_noise(session.noise_bytes(), 0);
   state_->registry.remove(id);
   if (twin) {
     state_->contents.add_twin(*problem, *name, version, std::move(twin));
     state_->evictor.relieve();
   }
   state_->builder.schedule(problem);
+  return said;
 }
 
 void Engine::step(const StepRequest& request, StepResult& result) {
@@ -178,11 +216,6 @@ std::vector<std::int64_t> Engine::lengths(std::span<const SessionId> sessions) c
     lengths.push_back(session ? session->context.generated : -1);
   }
   return lengths;
-}
-
-std::size_t Engine::prompt_length(SessionId id) const {
-  Monitor::Lock lock(state_->monitor);
-  return state_->registry.session(id).prompt_length;
 }
 
 std::vector<Token> Engine::generated(SessionId id) const {
@@ -237,16 +270,6 @@ bool Engine::knows(const std::string& name, Tokens prompt, const std::string& id
   Monitor::Lock lock(state_->monitor);
   const Problem* problem = state_->registry.find_problem(name, key);
   return problem && problem->known();
-}
-
-SharedPrompts Engine::shared_prompts(const std::string& name, std::size_t most) const {
-  return histospec::shared_prompts(state_->monitor, state_->registry, name, most);
-}
-
-std::int64_t Engine::newest_epoch(const std::string& name) const {
-  Monitor::Lock lock(state_->monitor);
-  const auto namespace_ = state_->registry.find_namespace(name);
-  return namespace_ ? namespace_->counters.newest_epoch : 0;
 }
 
 std::string Engine::estimator(const std::string& name) const {
@@ -312,10 +335,7 @@ std::size_t Engine::memory_bytes() const {
 
 std::size_t Engine::memory_budget() const { return state_->budget; }
 
-std::size_t Engine::running_bytes() const {
-  Monitor::Lock lock(state_->monitor);
-  return state_->ledger.running_bytes();
-}
+std::size_t Engine::running_bytes() const { return state_->ledger.running_bytes(); }
 
 std::map<std::string, NamespaceStats> Engine::stats() const {
   const auto namespaces = counters().namespaces;
@@ -345,7 +365,7 @@ LockTimes Engine::lock_times() const {
 
 void Engine::check_integrity() const {
   Monitor::Lock lock(state_->monitor);
-  check_books(state_->registry, state_->ledger);
+  state_->registry.check_integrity();
 }
 
 }  // namespace histospec

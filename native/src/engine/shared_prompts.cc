@@ -1,7 +1,8 @@
-#include "engine/shared_prompts.h"
-
+// Looks the prompts of one namespace up in the others, to find runs with two names, or with a new name for each epoch.
 #include <algorithm>
 #include <ranges>
+
+#include "engine/state.h"
 
 namespace histospec {
 namespace {
@@ -60,13 +61,14 @@ std::size_t known(const Namespace& namespace_, std::span<const std::shared_ptr<c
 
 }  // namespace
 
-SharedPrompts shared_prompts(Monitor& monitor, const Registry& registry, const std::string& name, std::size_t most) {
+SharedPrompts Engine::shared_prompts(const std::string& name, std::size_t most) const {
   // Declared before the lock, so that what is dropped meanwhile is destroyed after it.
   Asked asked;
   Others others;
   std::shared_ptr<Namespace> namespace_;
   SharedPrompts shared;
-  Monitor::Lock lock(monitor);
+  Monitor::Lock lock(state_->monitor);
+  const Registry& registry = state_->registry;
   namespace_ = registry.find_namespace(name);
   if (!namespace_) return shared;
   newest(*namespace_, most, asked);

@@ -5,25 +5,24 @@
 #include "histospec/engine.h"
 #include "registry/registry.h"
 #include "upkeep/builder.h"
-#include "upkeep/housekeeper.h"
 
 namespace histospec {
 
 struct Engine::State {
   explicit State(const EngineOptions& options)
       : budget(options.memory_bytes),
-        registry(ledger, options.namespace_tokens),
-        evictor(options.memory_bytes, monitor, ledger, registry, contents),
-        merger(options, ledger, contents, evictor),
-        steps(options.threads, ledger, registry, contents),
-        builder(options.memory_bytes, monitor, ledger, registry, contents, evictor, merger),
-        housekeeper(monitor, contents, evictor) {}
+        contents(options.namespace_tokens),
+        evictor(options.memory_bytes, contents),
+        merger(options, contents, evictor),
+        steps(options.threads, contents),
+        builder(options.memory_bytes, contents, evictor, merger),
+        housekeeper(contents, evictor) {}
 
   const std::size_t budget;
-  Monitor monitor;
-  MemoryLedger ledger;
-  Registry registry;
-  Contents contents{monitor, ledger, registry};
+  Contents contents;
+  Monitor& monitor = contents.monitor;
+  MemoryLedger& ledger = contents.ledger;
+  Registry& registry = contents.registry;
   Evictor evictor;
   Merger merger;
   StepRunner steps;

@@ -2,9 +2,8 @@
 
 #include <algorithm>
 #include <numeric>
-
-#include "engine/checks.h"
-#include "engine/report.h"
+#include <stdexcept>
+#include <string>
 
 namespace histospec {
 
@@ -32,6 +31,28 @@ void count_drafted(NamespaceStats& counters, std::span<const Origin> tokens) {
   count(counters, tokens, &SourceStats::draft_tokens);
 }
 
+// What the worker verified for one session together with its new tokens.
+struct Verified {
+  bool reported;          // false: the worker has no other drafter
+  std::size_t server;     // verified tokens of the engine's draft, from the first on
+  std::size_t model = 0;  // verified tokens of the worker's own drafter
+  std::size_t model_accepted = 0;
+
+  // Row b of a report; without a report, the whole draft of `drafted` tokens. A session that was opened anew since the
+  // draft that the worker verified has no draft.
+  static Verified of(const VerifiedReport& report, std::size_t b, std::size_t drafted);
+};
+
+Verified Verified::of(const VerifiedReport& report, std::size_t b, std::size_t drafted) {
+  if (report.verified.empty()) return {false, drafted};
+  Verified row{true, std::min<std::size_t>(report.verified[b], drafted)};
+  if (!report.model_drafted.empty()) {
+    row.model = report.model_drafted[b];
+    row.model_accepted = report.model_accepted[b];
+  }
+  return row;
+}
+
 // Counts the accepted tokens of a session's draft, and the tokens of the worker's own drafter since then.
 void count_verified(const Session& session, const Verified& verified, std::size_t accepted, std::size_t model_accepted)
     REQUIRES(engine_lock) {
@@ -51,7 +72,44 @@ Outcome outcome_of(const StepRequest& request, std::size_t b, const Session* ses
   return session && position <= session->context.generated ? Outcome::kStepped : Outcome::kUnknown;
 }
 
+std::string entry(const char* field, std::size_t b) { return std::string(field) + "[" + std::to_string(b) + "]"; }
+
+void check_counts(const char* field, std::span<const std::int32_t> counts, std::size_t batch, std::int32_t most) {
+  if (counts.size() != batch) {
+    throw std::invalid_argument(std::string(field) + ": has " + std::to_string(counts.size()) + " entries, must have " +
+                                std::to_string(batch) + " (one per session)");
+  }
+  for (std::size_t b = 0; b < batch; ++b) {
+    if (counts[b] >= 0 && counts[b] <= most) continue;
+    throw std::invalid_argument(entry(field, b) + ": is " + std::to_string(counts[b]) + ", must lie in [0, " +
+                                std::to_string(most) + "]");
+  }
+}
+
+// Checks the counts of a report: one for each session.
+void check_report(const VerifiedReport& report, std::size_t batch) {
+  const bool model = !report.model_drafted.empty() || !report.model_accepted.empty();
+  if (report.verified.empty() && !model) return;
+  check_counts("verified", report.verified, batch, kMaxDraft);
+  if (!model) return;
+  check_counts("model_drafted", report.model_drafted, batch, INT32_MAX);
+  check_counts("model_accepted", report.model_accepted, batch, INT32_MAX);
+  for (std::size_t b = 0; b < batch; ++b) {
+    if (report.model_accepted[b] <= report.model_drafted[b]) continue;
+    throw std::invalid_argument(entry("model_accepted", b) + ": is " + std::to_string(report.model_accepted[b]) +
+                                ", more than " + entry("model_drafted", b) + ", " +
+                                std::to_string(report.model_drafted[b]));
+  }
+}
+
 }  // namespace
+
+void require_tokens(const std::string& field, Tokens tokens) {
+  const auto found = std::ranges::find_if(tokens, [](Token token) { return token < 0; });
+  if (found == tokens.end()) return;
+  throw std::invalid_argument(field + ": token " + std::to_string(*found) + " at " +
+                              std::to_string(found - tokens.begin()) + " is outside [0, 2147483647]");
+}
 
 void check_step(const StepRequest& r) {
   const std::size_t batch = r.sessions.size();
@@ -86,16 +144,15 @@ void check_step(const StepRequest& r) {
 // Finds and checks the sessions of the request. The pointers are valid until the lock is released.
 void StepRunner::find_batch(const StepRequest& request, std::vector<Outcome>& outcomes) {
   batch_.clear();
-  rows_.clear();
   outcomes.clear();
   ++number_;
   for (std::size_t b = 0; b < request.sessions.size(); ++b) {
-    Session* const known = registry_.find_session(request.sessions[b]);
+    Session* const known = contents_.registry.find_session(request.sessions[b]);
     if (request.most_tokens) {
       outcomes.push_back(outcome_of(request, b, known));
       if (outcomes.back() != Outcome::kStepped) continue;
     }
-    Session& session = known ? *known : registry_.session(request.sessions[b]);
+    Session& session = known ? *known : contents_.registry.session(request.sessions[b]);
     if (session.step == number_) {
       throw std::invalid_argument("sessions: " + std::to_string(request.sessions[b]) + " appears twice");
     }
@@ -105,28 +162,27 @@ void StepRunner::find_batch(const StepRequest& request, std::vector<Outcome>& ou
       throw std::invalid_argument("positions[" + std::to_string(b) + "]: is " + std::to_string(request.positions[b]) +
                                   ", but the session has " + std::to_string(held) + " generated tokens");
     }
-    auto twin = session.twin.lock();  // valid beyond this block: twins are freed only under the lock
+    auto twin = session.twin.lock();
     // A session may be opened before its problem is read from the store, so it looks again until it has generated text.
     if (!twin && held == 0 && session.name_of_twin) {
       session.twin = twin = session.problem->twin(*session.name_of_twin);
     }
-    session.context.twin = twin ? Tokens(*twin) : Tokens();
-    batch_.push_back(&session);
-    rows_.push_back(static_cast<std::uint32_t>(b));
+    batch_.push_back({&session, b, twin ? Tokens(*twin) : Tokens()});
   }
 }
 
-void StepRunner::append(Session& session, Tokens came, const VerifiedReport& report, std::size_t row) {
+void StepRunner::append(const Stepping& stepping, Tokens came, const VerifiedReport& report) {
   if (came.empty()) return;
-  if (session.places) session.places->prefetch(came);
+  Session& session = *stepping.session;
+  if (session.noise) session.noise->prefetch(came);
   DraftContext& context = session.context;
   NamespaceStats& counters = session.namespace_->counters;
   Estimator& estimator = session.namespace_->estimator;
   const std::size_t before = estimator.bytes();
   // The estimator learns at every predicted position that these tokens reach, whichever drafter was verified.
   const std::size_t came_true = learn(estimator, session.draft, came, context);
-  if (estimator.bytes() != before) ledger_.update(*session.namespace_);
-  const Verified verified = Verified::of(report, row, session.draft.tokens.size());
+  if (estimator.bytes() != before) contents_.ledger.update(*session.namespace_);
+  const Verified verified = Verified::of(report, stepping.row, session.draft.tokens.size());
   const std::size_t accepted = std::min(came_true, verified.server);
   const std::size_t saved = accepted + std::min(verified.model_accepted, came.size() - accepted);
   count_verified(session, verified, accepted, saved - accepted);
@@ -148,23 +204,25 @@ void StepRunner::append(Session& session, Tokens came, const VerifiedReport& rep
   counters.undrafted_tokens += came.size() - std::min(came.size(), covered);
   session.asked = false;
   for (Token token : came) {
-    if (const Token* twin = context.next_of_twin()) session.namespace_->trust.learn(context.agreement, *twin == token);
-    context.push(token);
+    if (const Token* next = context.next_of(stepping.twin)) {
+      session.namespace_->trust.learn(context.agreement, *next == token);
+    }
+    context.push(token, stepping.twin);
   }
-  if (session.places) count_places(session, came);
+  if (session.noise) count_noise(session, came);
   context.history_source.advance(came.size(), spent.draft.history_trail, came_true);
   context.namespace_source.advance(came.size(), spent.draft.namespace_trail, came_true);
 }
 
-// Counts the places of new tokens. If memory runs out, the noise stays unknown from here on.
-void StepRunner::count_places(Session& session, Tokens came) {
-  const std::size_t before = session.place_bytes();
+// Counts the pairs of new tokens. If memory runs out, the noise stays unknown from here on.
+void StepRunner::count_noise(Session& session, Tokens came) {
+  const std::size_t before = session.noise_bytes();
   try {
-    for (Token token : came) session.places->push(token);
+    for (Token token : came) session.noise->push(token);
   } catch (const std::bad_alloc&) {
-    session.places.reset();
+    session.noise.reset();
   }
-  ledger_.change_places(before, session.place_bytes());
+  contents_.ledger.change_noise(before, session.noise_bytes());
 }
 
 // Only reads what the sessions share, so that they can draft in parallel.
@@ -173,28 +231,30 @@ void StepRunner::draft_all(DraftLimits limits) {
   order_.resize(batch_.size());
   std::iota(order_.begin(), order_.end(), 0u);
   const auto problem_of = [this](std::uint32_t b)
-                              REQUIRES(engine_lock) { return std::pair(batch_[b]->problem.get(), b); };
+                              REQUIRES(engine_lock) { return std::pair(batch_[b].session->problem.get(), b); };
   std::ranges::sort(order_, {}, problem_of);
   workers_.run(batch_.size(), [&](int worker, std::size_t first, std::size_t last) {
     assert_locked();  // the thread that runs this step holds the lock and waits for the workers
     for (std::size_t i = first; i < last; ++i) {
-      if (i + 1 < last) fetch(*batch_[order_[i + 1]]);
-      draft_one(*batch_[order_[i]], limits, ahead_[worker]);
+      if (i + 1 < last) fetch(*batch_[order_[i + 1]].session);
+      draft_one(batch_[order_[i]], limits, ahead_[worker]);
     }
   });
 }
 
-void StepRunner::draft_one(Session& session, DraftLimits limits, DraftContext& ahead) {
+void StepRunner::draft_one(const Stepping& stepping, DraftLimits limits, DraftContext& ahead) {
+  Session& session = *stepping.session;
   const Namespace& namespace_ = *session.namespace_;
+  const DraftSources sources = {*session.problem->segments, *namespace_.index.segments(),
+                                LiveSource(*session.problem->live, session.text), stepping.twin};
   DraftContext& context = session.context;
-  context.history_source.follow(*session.problem->segments, context.tail.tokens());
-  context.namespace_source.follow(*namespace_.index.segments(), context.tail.tokens());
-  if (!twin_alone(context, namespace_.trust)) context.catch_up();
+  context.history_source.follow(sources.history, context.tail.tokens());
+  context.namespace_source.follow(sources.namespace_, context.tail.tokens());
+  if (!twin_alone(context, stepping.twin, namespace_.trust)) context.catch_up(sources);
   ahead = context;
   ahead.newest = namespace_.counters.newest_epoch;
-  if (session.places) ahead.places.start(session.name_of_twin->seed, *session.places);
-  draft(ahead, LiveSource(*session.problem->live, session.text), namespace_.estimator, namespace_.trust, limits,
-        session.draft);
+  if (session.noise) ahead.noise.start(session.name_of_twin->seed, *session.noise);
+  draft(ahead, sources, namespace_.estimator, namespace_.trust, limits, session.draft);
 }
 
 void StepRunner::run(const StepRequest& request, StepResult& result) {
@@ -204,33 +264,33 @@ void StepRunner::run(const StepRequest& request, StepResult& result) {
   find_batch(request, result.outcomes);
   if (request.max_tokens > 0) workers_.announce(batch_.size());
   // First all sessions append and the estimators learn, in order; then all sessions draft, from the same state.
-  for (std::size_t i = 0; i < batch_.size(); ++i) {
-    const std::uint32_t b = rows_[i];
+  for (const Stepping& stepping : batch_) {
+    const std::size_t b = stepping.row;
     Tokens came = request.tokens.subspan(request.offsets[b], request.offsets[b + 1] - request.offsets[b]);
     if (!request.positions.empty()) {
-      const auto known = static_cast<std::size_t>(batch_[i]->context.generated - request.positions[b]);
+      const auto known = static_cast<std::size_t>(stepping.session->context.generated - request.positions[b]);
       came = came.subspan(std::min(known, came.size()));
     }
-    append(*batch_[i], came, request.report, b);
+    append(stepping, came, request.report);
   }
   if (request.max_tokens > 0) draft_all({request.max_tokens, request.verify_cost});
   result.offsets.reserve(request.sessions.size() + 1);
-  for (std::size_t i = 0; i < batch_.size(); ++i) {
-    result.offsets.resize(
-        rows_[i] + 1, static_cast<std::int64_t>(result.tokens.size()));  // empty drafts for sessions that are left out
+  const auto drafted = [&result] { return static_cast<std::int64_t>(result.tokens.size()); };
+  for (const auto& [session, row, twin] : batch_) {
+    result.offsets.resize(row + 1, drafted());  // empty drafts for sessions that are left out
     if (request.max_tokens > 0) {
-      const Draft& draft = batch_[i]->draft;
-      batch_[i]->asked = true;
-      NamespaceStats& counters = batch_[i]->namespace_->counters;
+      const Draft& draft = session->draft;
+      session->asked = true;
+      NamespaceStats& counters = session->namespace_->counters;
       ++(draft.tokens.empty() ? counters.drafts_empty : counters.drafts_hit);
-      batch_[i]->counted = request.report.verified.empty();
-      if (batch_[i]->counted) count_drafted(counters, draft.origins);
+      session->counted = request.report.verified.empty();
+      if (session->counted) count_drafted(counters, draft.origins);
       result.tokens.insert(result.tokens.end(), draft.tokens.begin(), draft.tokens.end());
       result.probabilities.insert(result.probabilities.end(), draft.probabilities.begin(), draft.probabilities.end());
     }
-    result.offsets.push_back(static_cast<std::int64_t>(result.tokens.size()));
+    result.offsets.push_back(drafted());
   }
-  result.offsets.resize(request.sessions.size() + 1, static_cast<std::int64_t>(result.tokens.size()));
+  result.offsets.resize(request.sessions.size() + 1, drafted());
 }
 
 }  // namespace histospec

@@ -1,19 +1,19 @@
-// The alternatives of a response: at some of its places, the tokens that the policy found most probable beside the
+// The alternatives of a response: at some of its positions, the tokens that the policy found most probable beside the
 // token that the response has, with their probabilities.
 //
-// A place has at most kMost alternatives, and most places have none: the sampler gives only tokens of 5 % and more.
+// A position has at most kMost alternatives, and most have none: the sampler gives only tokens of 5 % and more.
 // Callers give and get the alternatives of a response of n tokens in one piece:
 //
-//     counts   2 bits per token, four tokens per byte, the first in the lowest bits: how many alternatives its place
-//     has groups   for each place that has some: the level of the response's own token, 1 byte; then its alternatives,
+//     counts   2 bits per token, four tokens per byte, the first in the lowest bits: how many alternatives it has
+//     groups   for each position that has some: the level of the response's own token, 1 byte; then its alternatives,
 //              4 bytes each, little-endian: token << 8 | level
 //
 // A level is -16 ln p, rounded, at most 255. Stores and messages use the same bytes.
 //
 // A segment keeps the groups in the order of its rows, because a lookup comes from a row. A directory leads there: a
 // block for every 64 rows holds their counts and where their groups begin, so the group of a row takes the bits before
-// it and no search. Costs 0.375 bytes per row, 1 byte per place that has alternatives, and 4 bytes for each of these. A
-// segment without alternatives has no directory.
+// it and no search. Costs 0.375 bytes per row, 1 byte per position that has alternatives, and 4 bytes for each of
+// these. A segment without alternatives has no directory.
 #pragma once
 
 #include <array>
@@ -29,7 +29,7 @@
 
 namespace histospec {
 
-// The alternatives at one place, without owning them. O(1), and no allocation.
+// The alternatives at one position, without owning them. O(1), and no allocation.
 class Alternatives {
  public:
   static constexpr int kMost = 3;
@@ -39,15 +39,12 @@ class Alternatives {
   Alternatives() = default;
   Alternatives(int count, const std::uint8_t* group) : group_(group), count_(count) {}
 
-  // How many there are; 0 if the place has none, and then nothing else may be asked.
+  // How many there are; 0 if the position has none, and then nothing else may be asked.
   int count() const { return count_; }
-  // ln p of the token that the response has at this place.
-  float sampled() const { return log_probability_of(group_[0]); }
-  // The i-th alternative, and its ln p.
-  Token token(int i) const { return static_cast<Token>(entry(i) >> 8); }
-  float log_probability(int i) const { return log_probability_of(static_cast<std::uint8_t>(entry(i))); }
-  // The same as probabilities.
+  // The probability of the token that the response has at this position.
   float sampled_probability() const { return kProbabilities[group_[0]]; }
+  // The i-th alternative, and its probability.
+  Token token(int i) const { return static_cast<Token>(entry(i) >> 8); }
   float probability(int i) const { return kProbabilities[entry(i) & 0xff]; }
 
   // The bytes of a group with this many alternatives.
@@ -57,7 +54,6 @@ class Alternatives {
  private:
   static const std::array<float, 256> kProbabilities;  // by level
 
-  static float log_probability_of(std::uint8_t level) { return -static_cast<float>(level) / kLevelsPerNat; }
   std::uint32_t entry(int i) const {
     std::uint32_t value;
     std::memcpy(&value, group_ + 1 + 4 * i, sizeof(value));
@@ -88,13 +84,13 @@ class PackedAlternatives {
   std::size_t end_;  // of the next group
 };
 
-// Returns those of a response in one piece; place(i) are those of its token i. Empty if no place has any.
-template <typename Place>
-std::vector<std::uint8_t> pack(std::size_t tokens, Place place) {
+// Returns those of a response in one piece; at(i) are those of its token i. Empty if no position has any.
+template <typename At>
+std::vector<std::uint8_t> pack(std::size_t tokens, At at) {
   const std::size_t counts = (tokens + 3) / 4;
   std::vector<std::uint8_t> packed(counts);
   for (std::size_t i = 0; i < tokens; ++i) {
-    const Alternatives here = place(i);
+    const Alternatives here = at(i);
     packed[i / 4] |= static_cast<std::uint8_t>(here.count() << 2 * (i % 4));
     packed.insert(packed.end(), here.group().begin(), here.group().end());
   }

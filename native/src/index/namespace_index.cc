@@ -24,18 +24,11 @@ bool NamespaceIndex::add(const ResponseView& response) {
   kept.head = tail(kept.head);
   waiting_.push_back(owned(kept));
   waiting_tokens_ += response.tokens.size();
-  return waiting_tokens_ >= std::max(kWaitingTokens, indexed_tokens() / kWaitingShare);
-}
-
-std::size_t NamespaceIndex::indexed_tokens() const {
-  std::size_t n = 0;
-  for (const auto& segment : *segments_) n += segment->tokens();
-  return n;
+  return waiting_tokens_ >= std::max(kWaitingTokens, segments_->tokens() / kWaitingShare);
 }
 
 std::size_t NamespaceIndex::Batch::tokens() const {
-  std::size_t n = 0;
-  for (const auto& segment : *before) n += segment->tokens();
+  std::size_t n = before->tokens();
   for (const Response& r : fresh) n += r.tokens.size();
   return n;
 }
@@ -49,26 +42,20 @@ std::shared_ptr<const Segments> NamespaceIndex::merge(const Batch& batch) const 
   std::vector<ResponseView> views;
   for (const Response& r : batch.fresh) views.push_back(r.view());
   LeftOut evicted;  // stays empty: this index has no window
-  auto out =
-      std::make_shared<Segments>(*with_segment(*batch.before, Segment::build(views), {std::numeric_limits<int>::max()},
-                                               evicted, {kGrowth, max_tokens_ / kLargestShare, 2}));
-  std::size_t tokens = 0;
-  for (const auto& segment : *out) tokens += segment->tokens();
-  while (tokens > max_tokens_ && out->size() > 1) {
-    tokens -= out->front()->tokens();
-    out->erase(out->begin());
-  }
+  auto out = with_segment(*batch.before, Segment::build(views), {std::numeric_limits<int>::max()}, evicted,
+                          {kGrowth, max_tokens_ / kLargestShare, 2});
+  while (out->tokens() > max_tokens_ && out->size() > 1) out = out->without_oldest();
   return out;
 }
 
 void NamespaceIndex::clear() {
-  replace(std::make_shared<const Segments>());
+  segments_ = std::make_shared<const Segments>();
   waiting_.clear();
   waiting_tokens_ = 0;
 }
 
 void NamespaceIndex::publish(const Batch& batch, std::shared_ptr<const Segments> segments) {
-  if (segments_ == batch.before) replace(std::move(segments));
+  if (segments_ == batch.before) segments_ = std::move(segments);
 }
 
 bool NamespaceIndex::shrink() {
@@ -76,19 +63,13 @@ bool NamespaceIndex::shrink() {
   if (segments_->empty()) {
     clear();
   } else {
-    replace(std::make_shared<const Segments>(segments_->begin() + 1, segments_->end()));
+    segments_ = segments_->without_oldest();
   }
   return true;
 }
 
-void NamespaceIndex::replace(std::shared_ptr<const Segments> segments) {
-  segments_ = std::move(segments);
-  segment_bytes_ = 0;
-  for (const auto& segment : *segments_) segment_bytes_ += segment->bytes();
-}
-
 std::size_t NamespaceIndex::bytes() const {
-  return segment_bytes_ + waiting_tokens_ * sizeof(Token) +
+  return segments_->bytes() + waiting_tokens_ * sizeof(Token) +
          waiting_.size() * (sizeof(Response) + kMaxOrder * sizeof(Token) + 3 * 16);
 }
 

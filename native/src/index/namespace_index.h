@@ -20,7 +20,9 @@ class NamespaceIndex {
   explicit NamespaceIndex(std::size_t max_tokens) : max_tokens_(max_tokens) {}
 
   // Whether `tokens` more still fit into one `part`-th of its limit.
-  bool has_room(std::size_t tokens, std::size_t part) const { return held_tokens() + tokens <= max_tokens_ / part; }
+  bool has_room(std::size_t tokens, std::size_t part) const {
+    return segments_->tokens() + waiting_tokens_ + tokens <= max_tokens_ / part;
+  }
   // Keeps a copy of the text. Returns true when there is enough for take().
   bool add(const ResponseView& response);
 
@@ -44,15 +46,10 @@ class NamespaceIndex {
   std::size_t bytes() const;
 
  private:
-  std::size_t indexed_tokens() const;
-  std::size_t held_tokens() const { return indexed_tokens() + waiting_tokens_; }
-  void replace(std::shared_ptr<const Segments> segments);
-
   const std::size_t max_tokens_;
   std::shared_ptr<const Segments> segments_ = std::make_shared<const Segments>();
   std::vector<Response> waiting_;
   std::size_t waiting_tokens_ = 0;
-  std::size_t segment_bytes_ = 0;
 };
 
 }  // namespace histospec

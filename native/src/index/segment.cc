@@ -66,24 +66,24 @@ std::uint8_t Segment::epoch_name(std::int64_t epoch) const {
   return static_cast<std::uint8_t>(name);
 }
 
-Place Segment::find(Tokens context) const {
-  Place place = nowhere();
-  for (Token token : tail(context)) extend(place, token);
-  return place;
+RowGap Segment::find(Tokens context) const {
+  RowGap gap = nowhere();
+  for (Token token : tail(context)) extend(gap, token);
+  return gap;
 }
 
-std::optional<std::uint32_t> Segment::continued_nearby(const Place& place, std::uint32_t rank) const {
+std::optional<std::uint32_t> Segment::continued_nearby(const RowGap& gap, std::uint32_t rank) const {
   constexpr std::uint32_t kNearby = 3;
   return rows_.read([&](auto rows) -> std::optional<std::uint32_t> {
     // At a row with a separator, the token that followed may be hidden, so the rows beyond it tell nothing.
-    const std::uint32_t top = place.row - std::min(place.row, place.above > 0 ? kNearby : 0);
-    for (std::uint32_t r = place.row; r > top;) {
+    const std::uint32_t top = gap.row - std::min(gap.row, gap.above > 0 ? kNearby : 0);
+    for (std::uint32_t r = gap.row; r > top;) {
       const Row row = rows[--r];
       if (row.next_rank == rank) return row.next_row + 1;
       if (row.next_rank == kSeparator) break;
     }
-    const std::uint32_t end = std::min(this->rows(), place.row + (place.below > 0 ? kNearby : 0));
-    for (std::uint32_t r = place.row; r < end; ++r) {
+    const std::uint32_t end = std::min(this->rows(), gap.row + (gap.below > 0 ? kNearby : 0));
+    for (std::uint32_t r = gap.row; r < end; ++r) {
       const Row row = rows[r];
       if (row.next_rank == rank) return row.next_row;
       if (row.next_rank == kSeparator) break;
@@ -92,45 +92,52 @@ std::optional<std::uint32_t> Segment::continued_nearby(const Place& place, std::
   });
 }
 
-void Segment::extend(Place& place, Token token) const {
-  // If `token` followed the row next to the place, the new place is on the same side of that row's next row. The LCP of
-  // the next row and the row beyond is the match length with the row beyond, unless it is as long as the match itself.
+// The rows of a token are in the order of their previous rows. So the new gap's neighbours are the next rows of the
+// nearest rows, on either side of the old gap, that the token followed; and each matches one token more than those.
+//
+//   1   The token followed a row next to the old gap, so that row's next row is next to the new gap, on the same side.
+//       The context lies between it and the row on the other side, so the LCP of these two is the shorter one of their
+//       matches. If it is shorter than the known match, it is the other one. If not, the other one may be longer,
+//       except where the known one is kMaxOrder, the longest. 1a  The row below the old gap. 1b  The row above it.
+//   2   The segment does not have the token, so no row matches.
+//   3   Any other row. Its match is the least LCP of the rows between it and the old gap.
+//       3a  One of the nearest rows continues with the token, so its next row is a neighbour.
+//       3b  None does, so search all rows of the token.
+void Segment::extend(RowGap& gap, Token token) const {
   const auto longer = [](std::uint8_t length) { return std::min<std::uint8_t>(length + 1, kMaxOrder); };
-  if (place.below > 0) {
-    const Row row = rows_[place.row];
+  if (gap.below > 0) {  // 1a
+    const Row row = rows_[gap.row];
     if (alphabet_[row.next_rank] == token) {
-      const std::uint8_t below = longer(place.below), between = rows_[row.next_row].lcp;
+      const std::uint8_t below = longer(gap.below), between = rows_[row.next_row].lcp;
       if (between < below || below == kMaxOrder) {
-        place = {row.next_row, between, below};
+        gap = {row.next_row, between, below};
         return;
       }
     }
   }
-  if (place.above > 0) {
-    const Row row = rows_[place.row - 1];
+  if (gap.above > 0) {  // 1b
+    const Row row = rows_[gap.row - 1];
     if (alphabet_[row.next_rank] == token) {
-      const std::uint8_t above = longer(place.above), between = rows_[row.next_row + 1].lcp;
+      const std::uint8_t above = longer(gap.above), between = rows_[row.next_row + 1].lcp;
       if (between < above || above == kMaxOrder) {
-        place = {row.next_row + 1, above, between};
+        gap = {row.next_row + 1, above, between};
         return;
       }
     }
   }
   const std::uint32_t c = rank(token);
-  if (c == kSeparator) {
-    place = nowhere();
+  if (c == kSeparator) {  // 2
+    gap = nowhere();
     return;
   }
-  // The neighbours of the new place follow from the nearest rows, on either side of the old place, with this next
-  // token.
   const std::uint32_t first = first_[c], last = first_[c + 1];
-  const std::optional<std::uint32_t> nearby = continued_nearby(place, c);
-  const std::uint32_t row = nearby ? *nearby : previous_row_.lower_bound(first, last, place.row);
+  const std::optional<std::uint32_t> nearby = continued_nearby(gap, c);                          // 3a
+  const std::uint32_t row = nearby ? *nearby : previous_row_.lower_bound(first, last, gap.row);  // 3b
   rows_.prefetch(row);  // while least_lcp() runs
-  Place moved{row, 0, 0};
-  if (row > first) moved.above = longer(rows_.least_lcp(previous_row_[row - 1] + 1, place.row, place.above));
-  if (row < last) moved.below = longer(rows_.least_lcp(place.row + 1, previous_row_[row] + 1, place.below));
-  place = moved;
+  RowGap moved{row, 0, 0};
+  if (row > first) moved.above = longer(rows_.least_lcp(previous_row_[row - 1] + 1, gap.row, gap.above));
+  if (row < last) moved.below = longer(rows_.least_lcp(gap.row + 1, previous_row_[row] + 1, gap.below));
+  gap = moved;
 }
 
 void Segment::check_integrity() const {

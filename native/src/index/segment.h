@@ -25,19 +25,17 @@
 // `next_rank` is the Burrows-Wheeler transform of the reversed text, `next_row` its last-to-first mapping (LF-mapping),
 // and `previous_row` the inverse of that. `lcp` is the array of longest common prefixes, here of texts read backwards.
 // Inside the rows of one token t, `previous_row` ascends: it lists the rows that are followed by t, in their own order.
-// A context has a place among the rows: the gap where it would be sorted in. The place of "context + t" is the gap that
-// the place of "context" falls into among the rows of t. It takes one binary search (backward search; P. Ferragina, G.
+// A context has a gap among the rows, where it would be sorted in. The gap of "context + t" is where the gap of
+// "context" falls among the rows of t. It takes one binary search (backward search; P. Ferragina, G.
 // Manzini, "Opportunistic data structures with applications", FOCS 2000), without touching the text. The rows on either
 // side of the gap have the longest match with the context, and `lcp` gives its length. Going outwards from the gap,
 // match lengths never grow, so a lookup need not know where the intervals of shorter contexts end. Neither the text nor
 // the positions are stored: walking `previous_row` restores them.
 //
 // Cost. 9 bytes per token up to 65,535 tokens in a segment, 15 beyond, and about 10 bytes per distinct token. Building:
-// ranks by hashing, one suffix sort (SA-IS, linear), two passes. Moving a place by one token tries three ways. If that
-// token followed the row next to the place, as it does along a repeated text, the move reads two rows, each in one
-// cache line (rows.h). Otherwise the move tries the nearest rows, from which most drafts come. Otherwise it takes one
-// binary search in one contiguous piece of `previous_row`. In the last two cases, the match length is the least `lcp`
-// of the rows that were jumped.
+// ranks by hashing, one suffix sort (SA-IS, linear), two passes. Moving a gap by one token (extend() lists the cases)
+// mostly reads two rows, each in one cache line (rows.h), or a few neighbours. Otherwise it takes one binary search in
+// one contiguous piece of `previous_row`.
 //
 // Threads. A segment is immutable once built: any number of readers, no lock.
 #pragma once
@@ -51,14 +49,14 @@
 
 #include "histospec/types.h"
 #include "index/alternatives.h"
+#include "index/block.h"
 #include "index/rows.h"
-#include "index/words.h"
 
 namespace histospec {
 
-// Where a context stands among the rows of a segment: between row - 1 and row. `above` is its match length with row -
-// 1, `below` its match length with row.
-struct Place {
+// The gap between two rows of a segment, row - 1 and row, where a context would be sorted in. `above` is its match
+// length with row - 1, `below` its match length with row.
+struct RowGap {
   std::uint32_t row = 0;
   std::uint8_t above = 0;
   std::uint8_t below = 0;
@@ -68,7 +66,7 @@ struct Place {
   std::uint32_t nearest_row() const { return above >= below ? row - 1 : row; }
 };
 
-// A row near a place.
+// A row near a gap.
 struct Neighbour {
   std::uint32_t next_rank;    // the rank that followed; kSeparator where a response ended or nothing was generated
   std::uint16_t offset;       // tokens of its response before it; 0 inside the head, 65,535 means as many or more
@@ -102,34 +100,34 @@ class Segment {
   std::uint32_t rank(Token token) const;
   Token token(std::uint32_t rank) const { return alphabet_[rank]; }
 
-  // The place of `context` (its last kMaxOrder tokens count).
-  Place find(Tokens context) const;
-  // Moves to the place of the context followed by `token`.
-  void extend(Place& place, Token token) const;
+  // The gap of `context` (its last kMaxOrder tokens count).
+  RowGap find(Tokens context) const;
+  // Moves to the gap of the context followed by `token`.
+  void extend(RowGap& gap, Token token) const;
 
   std::uint32_t rows() const { return static_cast<std::uint32_t>(rows_.size()); }
-  // How many rows on either side of a place are worth reading. With a long match, fewer rows are enough.
+  // How many rows on either side of a gap are worth reading. With a long match, fewer rows are enough.
   static constexpr int kNear = 6;
-  static int most_near(const Place& place) {
+  static int most_near(const RowGap& gap) {
     constexpr int kMuch = 11, kFew = 4;
-    return place.depth() < kMuch ? kNear : kFew;
+    return gap.depth() < kMuch ? kNear : kFew;
   }
-  // Calls visit(neighbour, nearness) for the rows near a place that match its context: at most `most` above it, nearest
+  // Calls visit(neighbour, nearness) for the rows near a gap that match its context: at most `most` above it, nearest
   // first, then at most `most` below. The nearest has nearness 0.
   template <typename Visit>
-  void each_near(const Place& place, int most, Visit visit) const {
-    if (place.above > 0) rows_.prefetch(rows_[place.row - 1].next_row);
-    if (place.below > 0) rows_.prefetch(rows_[place.row].next_row);
+  void each_near(const RowGap& gap, int most, Visit visit) const {
+    if (gap.above > 0) rows_.prefetch(rows_[gap.row - 1].next_row);
+    if (gap.below > 0) rows_.prefetch(rows_[gap.row].next_row);
     rows_.read([&](auto rows) {
-      std::uint8_t match_length = place.above;
-      std::uint32_t r = place.row;
+      std::uint8_t match_length = gap.above;
+      std::uint32_t r = gap.row;
       for (int i = 0; i < most && match_length > 0; ++i) {
         const Row row = rows[--r];
         visit(Neighbour{row.next_rank, row.offset, match_length, row.epoch}, i);
         match_length = std::min(match_length, row.lcp);
       }
-      match_length = place.below;
-      r = place.row;
+      match_length = gap.below;
+      r = gap.row;
       for (int i = 0; i < most && match_length > 0; ++i) {
         const Row row = rows[r];
         visit(Neighbour{row.next_rank, row.offset, match_length, row.epoch}, i);
@@ -138,11 +136,10 @@ class Segment {
     });
   }
 
-  // The rank that followed the context of this row.
-  std::uint32_t next_rank(std::uint32_t row) const { return rows_[row].next_rank; }
+  Row row(std::uint32_t row) const { return rows_[row]; }
   // Whether any of its responses came with alternatives.
   bool has_alternatives() const { return !alternatives_.empty(); }
-  // What else the policy found probable at the place of this row.
+  // What else the policy found probable at the position of this row.
   Alternatives alternatives(std::uint32_t row) const { return alternatives_[row]; }
 
   // Re-derives every invariant above; throws std::logic_error naming the first that fails.
@@ -168,7 +165,7 @@ class Segment {
   void keep_alternatives(std::span<const ResponseView> responses);
   // Calls visit(row, alternatives) for every row of a generated position.
   template <typename Visit>
-  void each_place(std::span<const ResponseView> responses, Visit visit) const;
+  void each_position(std::span<const ResponseView> responses, Visit visit) const;
   // Calls visit(row, position) for every position, from n down to 1.
   template <typename Visit>
   void each_row(Visit visit) const {
@@ -179,9 +176,9 @@ class Segment {
   std::uint8_t epoch_name(std::int64_t epoch) const;
   // The text as ranks, in the order of the responses.
   std::vector<std::uint32_t> text() const;
-  // The row below the new place, if the token followed one of the nearest rows.
-  std::optional<std::uint32_t> continued_nearby(const Place& place, std::uint32_t rank) const;
-  Place nowhere() const { return {rows() / 2, 0, 0}; }
+  // The row below the new gap, if the token followed one of the nearest rows.
+  std::optional<std::uint32_t> continued_nearby(const RowGap& gap, std::uint32_t rank) const;
+  RowGap nowhere() const { return {rows() / 2, 0, 0}; }
 
   std::size_t tokens_ = 0;
   bool masked_ = false;

@@ -78,7 +78,7 @@ Segment::Ranked Segment::rank(std::span<const ResponseView> responses) {
 void Segment::lay_out(const Ranked& ranked, std::size_t alternative_bytes) {
   const std::size_t n = ranked.text.size(), alphabet = ranked.alphabet.size(), responses = ranked.extents.size();
   const std::size_t largest = std::max(n, alphabet);
-  const auto place = [&](Layout layout) {
+  const auto arrays = [&](Layout layout) {
     extents_ = layout.take_array<Extent>(responses);
     alphabet_ = layout.take_array<Token>(alphabet);
     slots_ = Words(layout, ranked.slots.size(), alphabet);
@@ -88,8 +88,8 @@ void Segment::lay_out(const Ranked& ranked, std::size_t alternative_bytes) {
     alternatives_ = AlternativeRows(layout, n, alternative_bytes);
     return layout.size();
   };
-  memory_ = Block(place(Layout(nullptr)));
-  place(Layout(memory_.data()));
+  memory_ = Block(arrays(Layout(nullptr)));
+  arrays(Layout(memory_.data()));
 
   std::ranges::copy(ranked.extents, extents_.begin());
   std::ranges::copy(ranked.alphabet, alphabet_.begin());
@@ -174,12 +174,12 @@ void Segment::sort_rows(const Ranked& ranked, const std::vector<bool>& hidden) {
 }
 
 template <typename Visit>
-void Segment::each_place(std::span<const ResponseView> responses, Visit visit) const {
+void Segment::each_position(std::span<const ResponseView> responses, Visit visit) const {
   std::size_t j = responses.size();
   std::optional<PackedAlternatives> packed;
   each_row([&](std::uint32_t row, std::uint32_t position) {
     while (j > 0 && position < extents_[j - 1].end) {
-      // Position p is the place of text[p], so the last place of a response is one before its end.
+      // Position p is where text[p] came, so the last position of a response is one before its end.
       if (!packed) packed.emplace(responses[j - 1].alternatives, responses[j - 1].tokens.size());
       if (position >= extents_[j - 1].start) {
         visit(row, packed->previous());
@@ -193,10 +193,11 @@ void Segment::each_place(std::span<const ResponseView> responses, Visit visit) c
 
 void Segment::keep_alternatives(std::span<const ResponseView> responses) {
   if (alternatives_.empty()) return;
-  each_place(responses, [this](std::uint32_t row, Alternatives place) { alternatives_.set_count(row, place.count()); });
+  each_position(responses,
+                [this](std::uint32_t row, Alternatives here) { alternatives_.set_count(row, here.count()); });
   alternatives_.seal();
-  each_place(responses, [this](std::uint32_t row, Alternatives place) {
-    if (place.count() > 0) alternatives_.set_group(row, place);
+  each_position(responses, [this](std::uint32_t row, Alternatives here) {
+    if (here.count() > 0) alternatives_.set_group(row, here);
   });
 }
 

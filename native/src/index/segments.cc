@@ -10,7 +10,7 @@ namespace histospec {
 namespace {
 
 // The oldest epoch that the window of the newest `epochs` distinct ones keeps.
-std::int64_t oldest_kept(const Segments& segments, int epochs) {
+std::int64_t oldest_kept(const Segments::List& segments, int epochs) {
   std::set<std::int64_t> seen;
   std::optional<std::int64_t> last;
   for (const auto& segment : segments) {
@@ -38,7 +38,7 @@ std::shared_ptr<const Segment> merged(std::span<const std::shared_ptr<const Segm
 }
 
 // How many of the newest segments to merge; 1: none.
-std::size_t run_to_merge(const Segments& segments, const MergePolicy& policy) {
+std::size_t run_to_merge(const Segments::List& segments, const MergePolicy& policy) {
   std::size_t length = 0, tokens = 0, largest = 0;
   for (auto segment = segments.rbegin(); segment != segments.rend(); ++segment, ++length) {
     const std::size_t its = (*segment)->tokens();
@@ -50,7 +50,7 @@ std::size_t run_to_merge(const Segments& segments, const MergePolicy& policy) {
 }
 
 // Removes the oldest segments that hold none of the newest `most` responses.
-void leave_out_oldest(Segments& segments, std::size_t most, LeftOut& evicted) {
+void leave_out_oldest(Segments::List& segments, std::size_t most, LeftOut& evicted) {
   std::size_t newer = 0;
   for (auto segment = segments.end(); segment != segments.begin(); newer += (*segment)->extents().size()) {
     if (newer >= most) {
@@ -63,7 +63,7 @@ void leave_out_oldest(Segments& segments, std::size_t most, LeftOut& evicted) {
 }
 
 // Removes the segments outside of the window; returns the oldest epoch that the window keeps.
-std::int64_t slide(Segments& segments, Window window, LeftOut& evicted) {
+std::int64_t slide(Segments::List& segments, Window window, LeftOut& evicted) {
   const std::int64_t oldest = oldest_kept(segments, window.epochs);
   std::erase_if(segments, [&](const auto& segment) {
     const auto extents = segment->extents();
@@ -77,25 +77,38 @@ std::int64_t slide(Segments& segments, Window window, LeftOut& evicted) {
 
 }  // namespace
 
+std::size_t Segments::tokens() const {
+  std::size_t n = 0;
+  for (const auto& segment : list_) n += segment->tokens();
+  return n;
+}
+
+std::size_t Segments::bytes() const {
+  constexpr std::size_t kShared = 32;  // of the shared pointer to this object
+  std::size_t n = sizeof(*this) + kShared + list_.capacity() * sizeof(List::value_type);
+  for (const auto& segment : list_) n += segment->bytes();
+  return n;
+}
+
 std::shared_ptr<const Segments> with_segment(const Segments& segments, std::shared_ptr<const Segment> fresh,
                                              Window window, LeftOut& evicted, MergePolicy policy) {
-  auto out = std::make_shared<Segments>(segments);
-  out->push_back(std::move(fresh));
-  const std::int64_t oldest = slide(*out, window, evicted);
-  for (std::size_t run; (run = run_to_merge(*out, policy)) > 1;) {
-    auto all = merged(std::span(*out).last(run), oldest, window.responses, evicted);
-    out->resize(out->size() - run);
-    out->push_back(std::move(all));
+  Segments::List out = segments.list();
+  out.push_back(std::move(fresh));
+  const std::int64_t oldest = slide(out, window, evicted);
+  for (std::size_t run; (run = run_to_merge(out, policy)) > 1;) {
+    auto all = merged(std::span(out).last(run), oldest, window.responses, evicted);
+    out.resize(out.size() - run);
+    out.push_back(std::move(all));
   }
-  return out;
+  return std::make_shared<const Segments>(std::move(out));
 }
 
 std::shared_ptr<const Segments> with_stored(const Segments& segments, std::shared_ptr<const Segment> stored,
                                             Window window, LeftOut& evicted) {
-  auto out = std::make_shared<Segments>(segments);
-  out->insert(out->begin(), std::move(stored));
-  slide(*out, window, evicted);
-  return out;
+  Segments::List out = segments.list();
+  out.insert(out.begin(), std::move(stored));
+  slide(out, window, evicted);
+  return std::make_shared<const Segments>(std::move(out));
 }
 
 }  // namespace histospec

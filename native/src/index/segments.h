@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "index/segment.h"
@@ -12,12 +13,30 @@ namespace histospec {
 
 // A snapshot, which is replaced as a whole and never changed. Each has a unique number, so that a source can recognise
 // it without owning it.
-class Segments : public std::vector<std::shared_ptr<const Segment>> {
+class Segments {
  public:
-  using vector::vector;
-  Segments(const Segments& other) : vector(other) {}
+  using List = std::vector<std::shared_ptr<const Segment>>;
+
+  Segments() = default;
+  explicit Segments(List list) : list_(std::move(list)) {}
+  Segments(const Segments&) = delete;
+  Segments& operator=(const Segments&) = delete;
+
+  const List& list() const { return list_; }
+  List::const_iterator begin() const { return list_.begin(); }
+  List::const_iterator end() const { return list_.end(); }
+  std::size_t size() const { return list_.size(); }
+  bool empty() const { return list_.empty(); }
+  const Segment& operator[](std::size_t i) const { return *list_[i]; }
 
   std::uint64_t number() const { return number_; }
+  // The tokens of all segments, and the memory of this object and all segments.
+  std::size_t tokens() const;
+  std::size_t bytes() const;
+  // These without the oldest segment; there is one.
+  std::shared_ptr<const Segments> without_oldest() const {
+    return std::make_shared<const Segments>(List(begin() + 1, end()));
+  }
 
  private:
   static std::uint64_t next_number() {
@@ -25,6 +44,7 @@ class Segments : public std::vector<std::shared_ptr<const Segment>> {
     return ++last;
   }
 
+  const List list_;
   const std::uint64_t number_ = next_number();
 };
 

@@ -9,8 +9,8 @@
 namespace histospec {
 namespace {
 
-// How many places holds() visits.
-constexpr int kHeldPlaces = 64;
+// How many links holds() visits.
+constexpr int kHeldLinks = 64;
 // Texts of this many bytes and more go to take_freed().
 constexpr std::size_t kLargeText = 1 << 15;
 // Bytes of a node of the map of prompts.
@@ -52,7 +52,7 @@ LiveText::TextId LiveText::allocate(State state) {
   return id;
 }
 
-// Adds a text whose places end at its tokens from `first` on.
+// Adds a text whose links end at its tokens from `first` on.
 LiveText::TextId LiveText::add(State state, Tokens tokens, std::uint32_t first, Buffers&& buffers) {
   const TextId id = allocate(state);
   Text& text = texts_[id];
@@ -98,7 +98,7 @@ LiveText::TextId LiveText::open(Tokens prompt, Buffers&& buffers) {
     }
     texts_[prompt_text].hash = hash;
   }
-  // The prompt's own text has the head already. The places of this text are those that end after the head, and the one
+  // The prompt's own text has the head already. The links of this text are those that end after the head, and the one
   // at the end of the head itself, which the first generated token will follow.
   const Tokens head = tail(prompt);
   const auto size = static_cast<std::uint32_t>(head.size());
@@ -138,7 +138,7 @@ void LiveText::append(TextId id, Tokens tokens) {
   }
 }
 
-// Allocates links and place numbers for all tokens of a text.
+// Allocates links and link numbers for all tokens of a text.
 void LiveText::make_room(TextId id) {
   Text& text = texts_[id];
   const std::size_t chunks = (text.tokens.size() + kChunk - 1) / kChunk;
@@ -153,7 +153,7 @@ void LiveText::make_room(TextId id) {
         owners_.pop_back();
         throw;
       }
-      free_chunks_.push_back(static_cast<Place>(owners_.size() - 1));
+      free_chunks_.push_back(static_cast<ChainIndex>(owners_.size() - 1));
     }
     owners_[free_chunks_.back()] = {id, static_cast<std::uint32_t>(text.chunks.size()) * kChunk};
     text.chunks.push_back(free_chunks_.back());
@@ -171,11 +171,11 @@ void LiveText::link(TextId id, std::size_t most) {
   try {
     for (; text.linked < end; ++text.linked) {
       const std::uint32_t i = text.linked;
-      const Place place = place_of(text, i);
-      Place& newest = newest_(text.tokens[i - 1], text.tokens[i]);
+      const ChainIndex index = index_of(text, i);
+      ChainIndex& newest = newest_(text.tokens[i - 1], text.tokens[i]);
       text.links[i] = {newest, kNone};
-      if (newest != kNone) link_of(newest).after = place;
-      newest = place;
+      if (newest != kNone) link_of(newest).after = index;
+      newest = index;
     }
   } catch (...) {
     while (text.linked > before) unlink(text, --text.linked);
@@ -198,7 +198,7 @@ void LiveText::unlink(Text& text, std::uint32_t i) {
 void LiveText::count(Text& text) {
   text_bytes_ -= text.counted;
   text.counted = text.tokens.capacity() * sizeof(Token) + text.links.capacity() * sizeof(Link) +
-                 text.chunks.capacity() * sizeof(Place) + text.alternatives.capacity();
+                 text.chunks.capacity() * sizeof(ChainIndex) + text.alternatives.capacity();
   text_bytes_ += text.counted;
 }
 
@@ -224,7 +224,7 @@ void LiveText::drop(TextId id) {
   release(id);
 }
 
-// Forgets the text. Its tokens stay until tidy() has unlinked them, because places of other texts link to its places.
+// Forgets the text. Its tokens stay until tidy() has unlinked them, because links of other texts link to its links.
 void LiveText::release(TextId id) {
   Text& text = texts_[id];
   const TextId prompt = text.prompt;
@@ -241,7 +241,7 @@ void LiveText::release(TextId id) {
 void LiveText::free(TextId id) {
   Text& text = texts_[id];
   text_bytes_ -= text.counted;
-  for (const Place chunk : text.chunks) {
+  for (const ChainIndex chunk : text.chunks) {
     owners_[chunk] = {};
     free_chunks_.push_back(chunk);
   }
@@ -286,35 +286,35 @@ int LiveText::find(TextId own, Tokens context, std::span<Occurrence> out) const 
   const TextId prompt = texts_[own].prompt;
   int found = 0;
   int walked = 0;
-  for (Place place = newest_.find(context[context.size() - 2], context.back());
-       place != kNone && found < limit && walked < 2 * kCandidates; ++walked) {
-    const Owner owner = owners_[place / kChunk];
+  for (ChainIndex index = newest_.find(context[context.size() - 2], context.back());
+       index != kNone && found < limit && walked < 2 * kCandidates; ++walked) {
+    const Owner owner = owners_[index / kChunk];
     const Text& text = texts_[owner.text];
-    const std::uint32_t i = owner.begin + place % kChunk, end = i + 1;
+    const std::uint32_t i = owner.begin + index % kChunk, end = i + 1;
     const bool relevant = text.state == State::kRunning || text.state == State::kFinished || owner.text == prompt;
     if (relevant && end < text.tokens.size()) {
       const int most = std::min(longest, static_cast<int>(end));
       const int length = common_end(text.tokens.data() + end, context.data() + context.size(), most);
       out[found++] = {text.tokens[end], length, owner.text == own || owner.text == prompt};
     }
-    place = text.links[i].before;
+    index = text.links[i].before;
   }
   return found;
 }
 
 bool LiveText::holds(Tokens context) const {
   if (context.size() < 2) return false;
-  int left = kHeldPlaces;
-  for (Place place = newest_.find(context[context.size() - 2], context.back()); place != kNone && left-- > 0;) {
-    const Owner owner = owners_[place / kChunk];
+  int left = kHeldLinks;
+  for (ChainIndex index = newest_.find(context[context.size() - 2], context.back()); index != kNone && left-- > 0;) {
+    const Owner owner = owners_[index / kChunk];
     const Text& text = texts_[owner.text];
-    const std::uint32_t i = owner.begin + place % kChunk, end = i + 1;
+    const std::uint32_t i = owner.begin + index % kChunk, end = i + 1;
     const bool whole = text.state == State::kRunning || text.state == State::kFinished;
     if (whole && end >= context.size() &&
         std::equal(context.begin(), context.end(), text.tokens.begin() + end - context.size())) {
       return true;
     }
-    place = text.links[i].before;
+    index = text.links[i].before;
   }
   return false;
 }
@@ -356,7 +356,7 @@ void LiveText::dissolve(std::span<const TextId> ids) {
 std::size_t LiveText::bytes() const {
   return sizeof(*this) + newest_.bytes() + (free_.capacity() + going_.capacity()) * sizeof(TextId) +
          texts_.capacity() * sizeof(Text) + owners_.capacity() * sizeof(Owner) +
-         free_chunks_.capacity() * sizeof(Place) + prompts_.size() * kPromptNode +
+         free_chunks_.capacity() * sizeof(ChainIndex) + prompts_.size() * kPromptNode +
          prompts_.bucket_count() * sizeof(void*) + text_bytes_;
 }
 

@@ -1,18 +1,18 @@
 // Live text: the running sessions of one problem, and the responses that finished since its last segment was built.
 //
-// An online index: siblings can find a token as soon as it is appended, one step after it was generated. A place is a
-// position of a pair of neighbouring tokens. `newest_` holds the newest place of each pair. Every place links to the
+// An online index: siblings can find a token as soon as it is appended, one step after it was generated. A link is a
+// position of a pair of neighbouring tokens. `newest_` holds the newest link of each pair. Every link leads to the
 // one before it with the same pair and to the one after it (hash chains, as in LZ77 compressors). A lookup walks the
-// newest kCandidates places of the context's last pair and compares backwards. Each yields its match length and the
+// newest kCandidates links of the context's last pair and compares backwards. Each yields its match length and the
 // token that followed.
 //
 // Places are numbered. A text takes kChunk numbers at a time, a chunk, and returns them when it is freed:
 //
-//     place            owners_[place / kChunk] -> text, and the token where the chunk begins
+//     index            owners_[index / kChunk] -> text, and the token where the chunk begins
 //     texts_[t]        tokens  t0 t1 t2 t3 …
 //                      links      l1 l2 l3 …   [i]: of the pair that ends at token i
 //
-// Work in slices. A forgotten text is unlinked place by place, and a long prompt is made searchable piece by piece, so
+// Work in slices. A forgotten text is unlinked one by one, and a long prompt is made searchable piece by piece, so
 // that the caller can release the lock in between. tidy() and index_some() do one slice.
 //
 // Cost: 12 bytes per token and about 32 per distinct pair; append O(1); a lookup at most kCandidates short comparisons.
@@ -41,15 +41,15 @@ class LiveText {
   static constexpr std::size_t kSlice = 1 << 12;
 
   using TextId = std::uint32_t;
-  using Place = PairTable::Place;
-  static constexpr Place kNone = PairTable::kNone;
+  using ChainIndex = PairTable::ChainIndex;
+  static constexpr ChainIndex kNone = PairTable::kNone;
 
   struct Link {
-    Place before = kNone;  // the newest of the older places with the same pair
-    Place after = kNone;   // the oldest of the newer places with it
+    ChainIndex before = kNone;  // the newest of the older links with the same pair
+    ChainIndex after = kNone;   // the oldest of the newer links with it
   };
 
-  // A place where the last `match_length` >= 2 tokens of the context stand, followed by `next`.
+  // A link where the last `match_length` >= 2 tokens of the context stand, followed by `next`.
   struct Occurrence {
     Token next;
     int match_length;
@@ -78,12 +78,12 @@ class LiveText {
 
   // The generated tokens.
   Tokens generated(TextId text) const;
-  // Writes the newest places where the context ends, newest first, at most kCandidates. `own` is the text of the
-  // session that drafts. A context of fewer than 2 tokens matches nothing. Returns how many places it wrote.
+  // Writes the newest links where the context ends, newest first, at most kCandidates. `own` is the text of the
+  // session that drafts. A context of fewer than 2 tokens matches nothing. Returns how many links it wrote.
   int find(TextId own, Tokens context, std::span<Occurrence> out) const;
 
   // Whether the text of a session or a finished response contains this context of at least 2 tokens. It looks at the
-  // newest places only.
+  // newest links only.
   bool holds(Tokens context) const;
 
   // The first finished responses with at most `most` tokens together, at least one, sorted by epoch and then by the
@@ -111,17 +111,17 @@ class LiveText {
 
   struct Owner {
     TextId text = kNoText;
-    std::uint32_t begin = 0;  // the index of the token at which the first place of the chunk ends
+    std::uint32_t begin = 0;  // the index of the token at which the first link of the chunk ends
   };
   struct Text {
     // The fields that a lookup reads, side by side.
     std::vector<Token> tokens;  // the end of the prompt, then the generated tokens
-    std::vector<Link> links;    // [i]: of the place that ends at token i
+    std::vector<Link> links;    // [i]: of the link that ends at token i
     State state = State::kFree;
     std::uint32_t head = 0;    // tokens before the generated ones
     TextId prompt = kNoText;   // the text that holds this one's prompt
     std::uint32_t users = 0;   // of a prompt: how many texts have it
-    std::uint32_t first = 1;   // the first token at which a place of this text ends
+    std::uint32_t first = 1;   // the first token at which a link of this text ends
     std::uint32_t linked = 1;  // one past the last such token
     std::uint64_t hash = 0;    // of a prompt
     std::int64_t epoch = 0;
@@ -129,7 +129,7 @@ class LiveText {
     TextId earlier = kNoText;                // of a finished text: the one that finished before it
     TextId later = kNoText;                  // and the one after it
     std::size_t counted = 0;                 // bytes of this text in text_bytes_
-    std::vector<Place> chunks;               // numbers of its chunks
+    std::vector<ChainIndex> chunks;          // numbers of its chunks
     std::vector<std::uint8_t> alternatives;  // of a finished text
   };
 
@@ -142,17 +142,17 @@ class LiveText {
   void link(TextId text, std::size_t most);
   void unlink(Text& text, std::uint32_t i);
   void count(Text& text);
-  Place place_of(const Text& text, std::uint32_t i) const { return text.chunks[i / kChunk] * kChunk + i % kChunk; }
-  Link& link_of(Place place) {
-    const Owner& owner = owners_[place / kChunk];
-    return texts_[owner.text].links[owner.begin + place % kChunk];
+  ChainIndex index_of(const Text& text, std::uint32_t i) const { return text.chunks[i / kChunk] * kChunk + i % kChunk; }
+  Link& link_of(ChainIndex index) {
+    const Owner& owner = owners_[index / kChunk];
+    return texts_[owner.text].links[owner.begin + index % kChunk];
   }
 
   std::vector<Text> texts_;
   std::vector<TextId> free_;                           // has room for all texts, so that forgetting never allocates
   std::vector<TextId> going_;                          // has room, too; forgotten texts that are still linked
   std::vector<Owner> owners_ = std::vector<Owner>(1);  // by chunk; the first one contains kNone
-  std::vector<Place> free_chunks_;
+  std::vector<ChainIndex> free_chunks_;
   std::vector<Buffers> freed_;
   std::unordered_multimap<std::uint64_t, TextId> prompts_;
   PairTable newest_;

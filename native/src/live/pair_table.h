@@ -1,4 +1,4 @@
-// The newest place of every pair of neighbouring tokens: a hash table that grows page by page.
+// The newest link of every pair of neighbouring tokens: a hash table that grows page by page.
 //
 // Extendible hashing (R. Fagin et al., "Extendible hashing: a fast access method for dynamic files", 1979): the first
 // bits of a hash choose a page in a directory, other bits a slot in the page. A full page is split in two. The
@@ -20,34 +20,34 @@ namespace histospec {
 
 class PairTable {
  public:
-  // A number chosen by the owner of the table; kNone is no place.
-  using Place = std::uint32_t;
-  static constexpr Place kNone = 0;
+  // A number chosen by the owner of the table; kNone is no link.
+  using ChainIndex = std::uint32_t;
+  static constexpr ChainIndex kNone = 0;
 
   PairTable() = default;
   PairTable(const PairTable&) = delete;
   PairTable& operator=(const PairTable&) = delete;
 
-  // The place of the pair; kNone if the table does not have the pair.
-  Place find(Token a, Token b) const {
+  // The link of the pair; kNone if the table does not have the pair.
+  ChainIndex find(Token a, Token b) const {
     if (directory_.empty()) return kNone;
     const std::uint64_t hash = hash_of(a, b);
     const Entry& entry = directory_[prefix(hash)];
-    return entry.slots[slot_of(entry, hash, a, b)].place;
+    return entry.slots[slot_of(entry, hash, a, b)].index;
   }
-  // A reference to the place of the pair, valid until the next call. For a new pair it is kNone, and the caller must
+  // A reference to the link of the pair, valid until the next call. For a new pair it is kNone, and the caller must
   // set another value. Throws std::bad_alloc and changes nothing.
-  Place& operator()(Token a, Token b) {
+  ChainIndex& operator()(Token a, Token b) {
     const std::uint64_t hash = hash_of(a, b);
     if (directory_.empty()) begin();
     while (true) {
       const Entry& entry = directory_[prefix(hash)];
       Slot& slot = entry.slots[slot_of(entry, hash, a, b)];
-      if (slot.place != kNone) return slot.place;
+      if (slot.index != kNone) return slot.index;
       Page& page = pages_[entry.page];
       if (2 * (page.used + 1) <= entry.mask + 1) {
         slot.a = a, slot.b = b, ++page.used, ++used_;
-        return slot.place;
+        return slot.index;
       }
       grow(entry.page, prefix(hash));
     }
@@ -58,7 +58,7 @@ class PairTable {
     const Entry& entry = directory_[prefix(hash)];
     std::size_t hole = slot_of(entry, hash, a, b);
     // Entries that follow move up unless they begin behind the hole (D. Knuth, TAOCP 3, 6.4, algorithm R).
-    for (std::size_t i = (hole + 1) & entry.mask; entry.slots[i].place != kNone; i = (i + 1) & entry.mask) {
+    for (std::size_t i = (hole + 1) & entry.mask; entry.slots[i].index != kNone; i = (i + 1) & entry.mask) {
       const std::size_t home = first_slot(hash_of(entry.slots[i].a, entry.slots[i].b), entry.mask);
       if (((i - home) & entry.mask) < ((i - hole) & entry.mask)) continue;
       entry.slots[hole] = entry.slots[i];
@@ -85,7 +85,7 @@ class PairTable {
   struct Slot {
     Token a = 0;
     Token b = 0;
-    Place place = kNone;
+    ChainIndex index = kNone;
   };
   struct Page {
     std::unique_ptr<Slot[]> slots;
@@ -113,7 +113,7 @@ class PairTable {
   static std::size_t first_slot(std::uint64_t hash, std::uint32_t mask) { return (hash >> 40) & mask; }
   static std::size_t slot_of(const Entry& entry, std::uint64_t hash, Token a, Token b) {
     std::size_t i = first_slot(hash, entry.mask);
-    while (entry.slots[i].place != kNone && (entry.slots[i].a != a || entry.slots[i].b != b)) i = (i + 1) & entry.mask;
+    while (entry.slots[i].index != kNone && (entry.slots[i].a != a || entry.slots[i].b != b)) i = (i + 1) & entry.mask;
     return i;
   }
   std::size_t prefix(std::uint64_t hash) const { return hash >> 1 >> (63 - depth_); }
@@ -159,7 +159,7 @@ class PairTable {
           high = {upper.get(), size - 1, static_cast<std::uint32_t>(pages_.size())};
     std::uint32_t high_used = 0;
     for (std::uint32_t i = 0; i < old_size; ++i) {
-      if (old[i].place == kNone) continue;
+      if (old[i].index == kNone) continue;
       const std::uint64_t hash = hash_of(old[i].a, old[i].b);
       const bool goes_up = upper && (hash >> (63 - depth) & 1);
       const Entry& target = goes_up ? high : low;

@@ -2,8 +2,6 @@
 
 #include <numeric>
 
-#include "registry/session.h"
-
 namespace histospec {
 
 void MemoryLedger::book(const Problem& problem, Problem::Part part, const Holding& before, const Holding& after) {
@@ -11,10 +9,9 @@ void MemoryLedger::book(const Problem& problem, Problem::Part part, const Holdin
   if (part == Problem::kLive) {
     sessions_ += after.sessions - before.sessions;
     waiting_tokens_ += after.tokens - before.tokens;
+    count_running();
   }
-  Holding& held = problem.owner->held;
-  held -= before;
-  held += after;
+  problem.owner->held.change(before, after);
 }
 
 void MemoryLedger::enter(const Problem& problem) {
@@ -43,11 +40,16 @@ std::size_t MemoryLedger::memory_bytes() const {
   return problems + merging_ + namespaces_ + running_bytes();
 }
 
-std::size_t MemoryLedger::running_bytes() const {
+void MemoryLedger::change_noise(std::size_t before, std::size_t after) {
+  noise_ += after - before;
+  count_running();
+}
+
+void MemoryLedger::count_running() {
   // A position of a draft: its prediction, and the marks of both sources.
-  constexpr std::size_t kPosition = sizeof(Prediction) + 4 * sizeof(Place) + 2 * sizeof(std::size_t);
-  constexpr std::size_t kSession = sizeof(Session) + 8 * sizeof(Place) + 17 * kPosition + 256;
-  return parts_[Problem::kLive] + sessions_ * kSession + places_;
+  constexpr std::size_t kPosition = sizeof(Prediction) + 4 * sizeof(RowGap) + 2 * sizeof(std::size_t);
+  constexpr std::size_t kSession = sizeof(Session) + 8 * sizeof(RowGap) + 17 * kPosition + 256;
+  running_.store(parts_[Problem::kLive] + sessions_ * kSession + noise_, std::memory_order_relaxed);
 }
 
 }  // namespace histospec

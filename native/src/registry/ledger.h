@@ -5,6 +5,7 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <cstdint>
 
 #include "registry/monitor.h"
@@ -25,35 +26,37 @@ class MemoryLedger {
   void update(Namespace& namespace_) REQUIRES(engine_lock);
   void leave(Namespace& namespace_) REQUIRES(engine_lock);
 
-  // Books the tables with which sessions count places, after a change.
-  void change_places(std::size_t before, std::size_t after) REQUIRES(engine_lock) { places_ += after - before; }
+  // Books the tables with which sessions know their noise, after a change.
+  void change_noise(std::size_t before, std::size_t after) REQUIRES(engine_lock);
 
   std::size_t memory_bytes() const REQUIRES(engine_lock);
-  // The part that cannot be evicted: running sessions and responses that have just finished.
-  std::size_t running_bytes() const REQUIRES(engine_lock);
+  // The part that cannot be evicted: running sessions and responses that have just finished. Needs no lock.
+  std::size_t running_bytes() const { return running_.load(std::memory_order_relaxed); }
   std::size_t evictable_bytes() const REQUIRES(engine_lock) { return memory_bytes() - running_bytes(); }
   // Tokens of finished responses that are not in a segment yet.
   std::size_t waiting_tokens() const REQUIRES(engine_lock) { return waiting_tokens_; }
 
-  // All bookings, for check_books().
+  // All bookings, for Registry::check_integrity().
   struct Totals {
     std::array<std::size_t, Problem::kParts> parts{};  // bytes of problems, by part
-    std::size_t namespaces = 0, sessions = 0, places = 0, waiting_tokens = 0;
+    std::size_t namespaces = 0, sessions = 0, noise = 0, waiting_tokens = 0;
 
     bool operator==(const Totals&) const = default;
   };
-  Totals totals() const REQUIRES(engine_lock) { return {parts_, namespaces_, sessions_, places_, waiting_tokens_}; }
+  Totals totals() const REQUIRES(engine_lock) { return {parts_, namespaces_, sessions_, noise_, waiting_tokens_}; }
 
  private:
   void book(const Problem& problem, Problem::Part part, const Holding& before, const Holding& after)
       REQUIRES(engine_lock);
+  void count_running() REQUIRES(engine_lock);
 
   std::array<std::size_t, Problem::kParts> parts_ GUARDED_BY(engine_lock){};
   std::size_t namespaces_ GUARDED_BY(engine_lock) = 0;
   std::size_t merging_ GUARDED_BY(engine_lock) = 0;
   std::size_t sessions_ GUARDED_BY(engine_lock) = 0;
-  std::size_t places_ GUARDED_BY(engine_lock) = 0;
+  std::size_t noise_ GUARDED_BY(engine_lock) = 0;
   std::size_t waiting_tokens_ GUARDED_BY(engine_lock) = 0;
+  std::atomic<std::size_t> running_ = 0;  // the sum of its parts above
 };
 
 // Books the change of a part of a problem during its life. The lock is held when it begins and when it ends.

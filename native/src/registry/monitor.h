@@ -8,12 +8,29 @@
 #pragma once
 
 #include <condition_variable>
+#include <cstdint>
 #include <memory>
+#include <mutex>
 #include <vector>
 
-#include "histospec/engine.h"
-#include "threads/annotations.h"
-#include "threads/fair_mutex.h"
+#include "histospec/stats.h"
+
+// Annotations for clang's thread safety analysis (-Wthread-safety, in `make check`): which lock guards a field, and
+// which lock a function needs. Other compilers ignore them. The names are those of clang's documentation.
+#if defined(__clang__)
+#define HISTOSPEC_CHECKED(attribute) __attribute__((attribute))
+#else
+#define HISTOSPEC_CHECKED(attribute)
+#endif
+
+#define CAPABILITY(name) HISTOSPEC_CHECKED(capability(name))
+#define SCOPED_CAPABILITY HISTOSPEC_CHECKED(scoped_lockable)
+#define GUARDED_BY(lock) HISTOSPEC_CHECKED(guarded_by(lock))
+#define REQUIRES(...) HISTOSPEC_CHECKED(requires_capability(__VA_ARGS__))
+#define ACQUIRE(...) HISTOSPEC_CHECKED(acquire_capability(__VA_ARGS__))
+#define RELEASE(...) HISTOSPEC_CHECKED(release_capability(__VA_ARGS__))
+#define ASSERT_CAPABILITY(lock) HISTOSPEC_CHECKED(assert_capability(lock))
+#define NO_THREAD_SAFETY_ANALYSIS HISTOSPEC_CHECKED(no_thread_safety_analysis)
 
 namespace histospec {
 
@@ -24,6 +41,31 @@ inline EngineLock engine_lock;
 
 // For code that runs while another thread holds the lock and waits for it.
 inline void assert_locked() ASSERT_CAPABILITY(engine_lock) {}
+
+// A mutex that threads get in the order in which they ask for it. With a plain mutex, a worker that steps without a
+// pause would keep all other threads waiting.
+class FairMutex {
+ public:
+  void lock() {
+    std::unique_lock<std::mutex> guard(mutex_);
+    const std::uint64_t ticket = next_++;
+    turn_.wait(guard, [&] { return ticket == serving_; });
+  }
+  void unlock() {
+    bool waiting;
+    {
+      const std::lock_guard<std::mutex> guard(mutex_);
+      waiting = ++serving_ != next_;
+    }
+    if (waiting) turn_.notify_all();
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable turn_;
+  std::uint64_t next_ = 0;
+  std::uint64_t serving_ = 0;
+};
 
 class Monitor {
  public:

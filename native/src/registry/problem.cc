@@ -39,22 +39,12 @@ bool Problem::shares(std::int64_t epoch, std::size_t responses) {
   return true;
 }
 
-Holding& Holding::operator+=(const Holding& other) {
-  bytes += other.bytes;
-  problems += other.problems;
-  sessions += other.sessions;
-  responses += other.responses;
-  tokens += other.tokens;
-  return *this;
-}
-
-Holding& Holding::operator-=(const Holding& other) {
-  bytes -= other.bytes;
-  problems -= other.problems;
-  sessions -= other.sessions;
-  responses -= other.responses;
-  tokens -= other.tokens;
-  return *this;
+void Holding::change(const Holding& before, const Holding& after) {
+  bytes += after.bytes - before.bytes;
+  problems += after.problems - before.problems;
+  sessions += after.sessions - before.sessions;
+  responses += after.responses - before.responses;
+  tokens += after.tokens - before.tokens;
 }
 
 Holding Problem::holding(Part part) const {
@@ -66,12 +56,9 @@ Holding Problem::holding(Part part) const {
       held.problems = 1;
       break;
     case kSegments:
-      held.bytes = sizeof(Segments) + 32 + segments->capacity() * sizeof(Segments::value_type);
-      for (const auto& segment : *segments) {
-        held.bytes += segment->bytes();
-        held.responses += segment->extents().size();
-        held.tokens += segment->tokens();
-      }
+      held.bytes = segments->bytes();
+      held.tokens = segments->tokens();
+      for (const auto& segment : *segments) held.responses += segment->extents().size();
       break;
     case kLive:
       if (!live) break;

@@ -1,4 +1,4 @@
-// A problem: its history, and the live text of its running group.
+// A problem: its history, the live text of its running group, and its sessions.
 #pragma once
 
 #include <array>
@@ -12,6 +12,7 @@
 #include <tuple>
 #include <vector>
 
+#include "draft/drafter.h"
 #include "draft/twins.h"
 #include "index/segments.h"
 #include "live/live_text.h"
@@ -49,8 +50,8 @@ struct Holding {
   std::uint64_t bytes = 0, problems = 0, sessions = 0, responses = 0, tokens = 0;
 
   bool operator==(const Holding&) const = default;
-  Holding& operator+=(const Holding& other);
-  Holding& operator-=(const Holding& other);
+  // Replaces one part by another.
+  void change(const Holding& before, const Holding& after);
 };
 
 struct Problem : std::enable_shared_from_this<Problem> {
@@ -73,7 +74,7 @@ struct Problem : std::enable_shared_from_this<Problem> {
   // Grows when the history is forgotten, so that segments built from it meanwhile are discarded.
   std::uint64_t generation GUARDED_BY(engine_lock) = 0;
 
-  // Fields of the registry: its places in the lists of all problems, of those of its namespace, and of those with
+  // Fields of the registry: its nodes in the lists of all problems, of those of its namespace, and of those with
   // twins.
   std::list<Problem*>::iterator recency GUARDED_BY(engine_lock);
   std::list<Problem*>::iterator member GUARDED_BY(engine_lock);
@@ -107,5 +108,24 @@ struct ByKey {
   bool operator()(const auto& a, const auto& b) const { return key(a) < key(b); }
 };
 using Problems = std::set<std::shared_ptr<Problem>, ByKey>;
+
+// A session: a response while a worker generates it. The thread that opens it makes it; from then on the engine's lock
+// guards it.
+struct Session {
+  std::shared_ptr<Namespace> namespace_;
+  std::shared_ptr<Problem> problem;
+  LiveText::TextId text;
+  bool asked = false;                      // whether the worker asked for a draft since the last new tokens
+  std::optional<Twins::Key> name_of_twin;  // the key of its twin, and later of its own response
+  std::weak_ptr<const Twin> twin;          // weak: eviction may free it at any time
+  // Counts its text, if it has a seed. Without it, because memory ran out, the session drafts as one without a seed.
+  std::optional<NoiseCounter> noise;
+  DraftContext context;
+  Draft draft;             // the last draft, which the worker verifies now
+  bool counted = true;     // whether its tokens are counted as drafted; else the next report says how many to count
+  std::uint64_t step = 0;  // the number of its last step
+
+  std::size_t noise_bytes() const { return noise ? noise->bytes() : 0; }
+};
 
 }  // namespace histospec

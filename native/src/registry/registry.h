@@ -7,7 +7,6 @@
 #include <unordered_map>
 
 #include "registry/ledger.h"
-#include "registry/session.h"
 
 namespace histospec {
 
@@ -49,9 +48,6 @@ class Registry {
   std::uint64_t next_drop() REQUIRES(engine_lock) { return ++drops_; }
   Problem* next_to_drop(Namespace& namespace_, std::uint64_t number) REQUIRES(engine_lock);
 
-  std::size_t sessions() const REQUIRES(engine_lock) { return sessions_.size(); }
-  // The bytes of the tables with which sessions count places.
-  std::size_t place_bytes() const REQUIRES(engine_lock);
   SessionId add(std::unique_ptr<Session> session) REQUIRES(engine_lock);
   void remove(SessionId id) REQUIRES(engine_lock) { sessions_.erase(id); }
   // Null if it is not open.
@@ -59,9 +55,15 @@ class Registry {
   // Throws UnknownSession.
   Session& session(SessionId id) const REQUIRES(engine_lock);
 
+  // Counts everything again and compares it with the ledger: invariants that hold whenever no thread holds the lock.
+  // Throws std::logic_error naming the invariant that fails.
+  void check_integrity() const REQUIRES(engine_lock);
+
  private:
   // Makes the problem the most recently used one.
   void use(Problem& problem) REQUIRES(engine_lock);
+  // The bytes of the tables with which sessions know their noise.
+  std::size_t noise_bytes() const REQUIRES(engine_lock);
 
   MemoryLedger& ledger_;
   const std::size_t index_tokens_;

@@ -38,10 +38,12 @@ void Workers::start() {
   }
 }
 
-void Workers::wake() {
+void Workers::announce(std::size_t size) {
+  if (!shared(size)) return;
+  start();
   {
     const std::lock_guard lock(mutex_);
-    announced_ = true;
+    ++announced_;
   }
   started_.notify_all();
 }
@@ -56,7 +58,7 @@ void Workers::share(std::size_t size, Job job) {
     busy_ = static_cast<int>(others_.size());
     ++round_;
   }
-  wake();
+  started_.notify_all();
   take_pieces(0);
   const auto finished = [this] { return busy_ == 0; };
   wait_awake(finished);
@@ -81,13 +83,15 @@ void Workers::take_pieces(int worker) {
 }
 
 void Workers::loop(int worker) {
-  std::uint64_t seen = 0;
+  // Each thread compares these with numbers that only grow, so that no thread takes another's wake-up.
+  std::uint64_t seen = 0, heard = 0;
   std::unique_lock lock(mutex_);
   while (true) {
-    started_.wait(lock, [&] { return stopping_ || round_ != seen || announced_; });
-    announced_ = false;
+    started_.wait(lock, [&] { return stopping_ || round_ != seen || announced_ != heard; });
+    ++woken_;
     for (bool more = true; more;) {
       if (stopping_) return;
+      heard = announced_;
       const bool due = round_ != seen;
       seen = round_;
       lock.unlock();

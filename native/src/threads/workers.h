@@ -23,11 +23,7 @@ class Workers {
 
   // Wakes the threads for a run() of this size that follows within a fraction of a millisecond, because waking takes
   // about as long.
-  void announce(std::size_t size) {
-    if (!shared(size)) return;
-    start();
-    wake();
-  }
+  void announce(std::size_t size);
   // Calls work(worker, first, last) for pieces of [0, size), from this thread (worker 0) and the others, and waits for
   // all of them. Every worker begins with its own part, which is the same in every run of this size, and then helps the
   // others. Rethrows the first exception of a worker. Only one call may run at a time.
@@ -39,6 +35,8 @@ class Workers {
       work(0, std::size_t{0}, size);
     }
   }
+  // How often a thread woke for an announcement or a run. Each announcement wakes every sleeping thread once.
+  std::uint64_t woken() const { return woken_; }
 
  private:
   using Job = std::function<void(int, std::size_t, std::size_t)>;
@@ -50,7 +48,6 @@ class Workers {
 
   bool shared(std::size_t size) const { return taken_.size() > 1 && size >= kWorthIt; }
   void start();
-  void wake();
   void share(std::size_t size, Job job);
   // The begin of a worker's part.
   std::size_t part(std::size_t worker) const { return size_ * worker / taken_.size(); }
@@ -60,8 +57,9 @@ class Workers {
   std::mutex mutex_;
   std::condition_variable started_;
   std::condition_variable finished_;
-  std::atomic<std::uint64_t> round_ = 0;
-  bool announced_ = false;
+  std::atomic<std::uint64_t> round_ = 0;  // number of the last run that was shared
+  std::uint64_t announced_ = 0;           // number of the last announcement
+  std::atomic<std::uint64_t> woken_ = 0;
   std::atomic<int> busy_ = 0;
   std::atomic<bool> stopping_ = false;
   Job job_;

@@ -6,6 +6,14 @@
 namespace histospec {
 namespace {
 
+// Memory that merging takes per token, for copies, ranks, the suffix sort and the new rows. Room is made for it before.
+constexpr std::size_t kMergingBytes = 48;
+
+// The most tokens of a merged segment, so that merging takes at most one kMergingPart-th of the budget; at least
+// kLargestSegment.
+constexpr std::size_t kLargestSegment = 1 << 18;
+constexpr std::size_t kMergingPart = 32;
+
 // Finished responses wait for the end of their group, because one segment for all of them is cheaper to build and to
 // follow than one each. They wait at most until they have this many tokens.
 constexpr std::size_t kWaitingTokens = 1 << 16;
@@ -21,12 +29,76 @@ constexpr std::size_t kFewTokens = 1 << 15;
 
 }  // namespace
 
-Builder::Builder(std::size_t budget, Monitor& monitor, MemoryLedger& ledger, Registry& registry, Contents& contents,
-                 Evictor& evictor, Merger& merger)
+Merger::Merger(const EngineOptions& options, Contents& contents, Evictor& evictor)
+    : window_{options.history_epochs, options.history_responses},
+      largest_segment_(std::max(kLargestSegment, options.memory_bytes / kMergingPart / kMergingBytes)),
+      contents_(contents),
+      evictor_(evictor) {}
+
+bool Merger::add_segment(Monitor::Lock& lock, Problem& problem, const std::shared_ptr<const Segment>& fresh,
+                         bool stored) {
+  const std::uint64_t generation = problem.generation;
+  while (problem.generation == generation) {
+    const std::shared_ptr<const Segments> before = problem.segments;
+    if (before->empty()) {  // nothing to merge with
+      contents_.publish(problem, std::make_shared<const Segments>(Segments::List{fresh}));
+      return true;
+    }
+    LeftOut evicted;
+    std::shared_ptr<const Segments> after;
+    {
+      const Monitor::Unlocked others(lock);
+      after = stored ? with_stored(*before, fresh, window_, evicted)
+                     : with_segment(*before, fresh, window_, evicted, {.largest = largest_segment_});
+    }
+    // Another thread may have added a segment meanwhile; then merge again, with that one.
+    if (problem.generation == generation && problem.segments == before) {
+      contents_.publish(problem, std::move(after));
+      problem.owner->counters.evicted_by_epochs += evicted.epochs;
+      problem.owner->counters.evicted_by_responses += evicted.responses;
+      return true;
+    }
+  }
+  return false;
+}
+
+void Merger::show_stored(Monitor::Lock& lock, const std::shared_ptr<Namespace>& namespace_,
+                         std::span<const ResponseView> responses) {
+  const std::int64_t newest = responses.back().epoch;
+  for (std::size_t i = responses.size(); i-- > 0;) {
+    const ResponseView& response = responses[i];
+    if (i + 1 < responses.size() && response.epoch == responses[i + 1].epoch) continue;
+    if (namespace_->index.has_room(response.tokens.size(), response.epoch == newest ? 1 : 2)) {
+      show(lock, namespace_, response);
+    }
+  }
+}
+
+void Merger::show(Monitor::Lock& lock, const std::shared_ptr<Namespace>& namespace_, const ResponseView& response) {
+  NamespaceIndex& index = namespace_->index;
+  try {
+    const bool enough = index.add(response);
+    contents_.ledger.update(*namespace_);
+    if (!enough || namespace_->merging) return;
+    const NamespaceIndex::Batch batch = index.take();
+    contents_.ledger.update(*namespace_);
+    const MemoryLedger::Merge merge(contents_.ledger, *namespace_, kMergingBytes * batch.tokens());
+    evictor_.make_room(lock);
+    std::shared_ptr<const Segments> merged;
+    {
+      const Monitor::Unlocked others(lock);
+      merged = index.merge(batch);
+    }
+    index.publish(batch, std::move(merged));
+  } catch (const std::exception&) {
+    // Out of memory. The history has the response, so the namespace index can do without it.
+    ++namespace_->counters.index_failures;
+  }
+  contents_.ledger.update(*namespace_);
+}
+
+Builder::Builder(std::size_t budget, Contents& contents, Evictor& evictor, Merger& merger)
     : most_waiting_(std::max(kFewTokens, budget / kWaitingPart / kWaitingBytes)),
-      monitor_(monitor),
-      ledger_(ledger),
-      registry_(registry),
       contents_(contents),
       evictor_(evictor),
       merger_(merger),
@@ -34,10 +106,10 @@ Builder::Builder(std::size_t budget, Monitor& monitor, MemoryLedger& ledger, Reg
 
 Builder::~Builder() {
   {
-    const Monitor::Lock lock(monitor_);
+    const Monitor::Lock lock(contents_.monitor);
     stopping_ = true;
   }
-  monitor_.to_build.notify_all();
+  contents_.monitor.to_build.notify_all();
   thread_.join();
 }
 
@@ -49,7 +121,7 @@ void Builder::schedule(const std::shared_ptr<Problem>& problem) {
     Namespace& namespace_ = *problem->owner;
     if (namespace_.emptied) {
       contents_.forget(*problem);
-      registry_.erase_if_empty(namespace_);
+      contents_.registry.erase_if_empty(namespace_);
     }
     return;
   }
@@ -72,12 +144,12 @@ void Builder::ask_for_segment(const std::shared_ptr<Problem>& problem) {
   }
   problem->building = true;
   contents_.stop_lingering(*problem);
-  monitor_.to_build.notify_one();
+  contents_.monitor.to_build.notify_one();
 }
 
 // Builds segments before the end of their groups if too many tokens wait.
 void Builder::press() {
-  if (2 * ledger_.waiting_tokens() <= most_waiting_ || !queue_.empty()) return;
+  if (2 * contents_.ledger.waiting_tokens() <= most_waiting_ || !queue_.empty()) return;
   while (Problem* problem = contents_.lingering()) {
     contents_.stop_lingering(*problem);
     ask_for_segment(problem->shared_from_this());
@@ -85,13 +157,15 @@ void Builder::press() {
 }
 
 void Builder::run() {
-  Monitor::Lock lock(monitor_);
+  Monitor::Lock lock(contents_.monitor);
   while (true) {
-    monitor_.to_build.wait(lock, [this]() REQUIRES(engine_lock) { return stopping_ || !queue_.empty(); });
+    contents_.monitor.to_build.wait(lock, [this]() REQUIRES(engine_lock) { return stopping_ || !queue_.empty(); });
     if (stopping_) return;
     const std::shared_ptr<Problem> problem = std::move(queue_.front());
     queue_.pop_front();
     ++building_;
+    // Without live text the problem was forgotten, and maybe its namespace with it.
+    const auto owner = problem->live ? contents_.registry.find_namespace(problem->owner->name) : nullptr;
     try {
       build(lock, *problem);
       problem->building = false;
@@ -102,9 +176,10 @@ void Builder::run() {
       // Out of memory, or too long for a segment. The finished responses stay live text until the next session of the
       // problem ends.
       problem->building = false;
+      if (owner) ++owner->counters.index_failures;
     }
     --building_;
-    monitor_.idle.notify_all();
+    contents_.monitor.idle.notify_all();
   }
 }
 
@@ -125,7 +200,7 @@ void Builder::build(Monitor::Lock& lock, Problem& problem) {
   }
   if (problem.generation != generation || !merger_.add_segment(lock, problem, fresh)) return;
   contents_.change_live(problem, [&](LiveText& live) { live.dissolve(texts); });
-  const auto namespace_ = registry_.find_namespace(problem.owner->name);
+  const auto namespace_ = contents_.registry.find_namespace(problem.owner->name);
   if (namespace_ && problem.shares(views.front().epoch, views.size())) {
     merger_.show(lock, namespace_, views.front());
   }

@@ -1,18 +1,45 @@
-// The builder: a thread that builds segments from finished responses, with the lock released.
+// Building and merging of segments, with the lock released.
 #pragma once
 
 #include <deque>
 #include <memory>
+#include <span>
 #include <thread>
 
-#include "upkeep/merger.h"
+#include "histospec/options.h"
+#include "upkeep/evictor.h"
 
 namespace histospec {
 
+// The merger: adds segments to the history of a problem and to the index of its namespace. It merges with the lock
+// released.
+class Merger {
+ public:
+  Merger(const EngineOptions& options, Contents& contents, Evictor& evictor);
+
+  // Adds a segment after the history of a problem; a segment of stored responses, before it. Returns false, and adds
+  // nothing, if the history was forgotten meanwhile.
+  bool add_segment(Monitor::Lock& lock, Problem& problem, const std::shared_ptr<const Segment>& fresh,
+                   bool stored = false) REQUIRES(engine_lock);
+  // Adds a response to the index of its namespace.
+  void show(Monitor::Lock& lock, const std::shared_ptr<Namespace>& namespace_, const ResponseView& response)
+      REQUIRES(engine_lock);
+  // Adds the newest response of each epoch among these stored responses of a problem (oldest first) to the index of its
+  // namespace, without evicting anything: the newest epoch may fill the index, the others half of it.
+  void show_stored(Monitor::Lock& lock, const std::shared_ptr<Namespace>& namespace_,
+                   std::span<const ResponseView> responses) REQUIRES(engine_lock);
+
+ private:
+  const Window window_;
+  const std::size_t largest_segment_;
+  Contents& contents_;
+  Evictor& evictor_;
+};
+
+// The builder: a thread that builds segments from finished responses.
 class Builder {
  public:
-  Builder(std::size_t budget, Monitor& monitor, MemoryLedger& ledger, Registry& registry, Contents& contents,
-          Evictor& evictor, Merger& merger);
+  Builder(std::size_t budget, Contents& contents, Evictor& evictor, Merger& merger);
   ~Builder();
   Builder(const Builder&) = delete;
   Builder& operator=(const Builder&) = delete;
@@ -21,7 +48,7 @@ class Builder {
   // segment now.
   void schedule(const std::shared_ptr<Problem>& problem) REQUIRES(engine_lock);
   // Whether responses finish faster than they become segments.
-  bool behind() const REQUIRES(engine_lock) { return ledger_.waiting_tokens() > most_waiting_; }
+  bool behind() const REQUIRES(engine_lock) { return contents_.ledger.waiting_tokens() > most_waiting_; }
   bool idle() const REQUIRES(engine_lock) { return queue_.empty() && building_ == 0; }
 
  private:
@@ -31,9 +58,6 @@ class Builder {
   void build(Monitor::Lock& lock, Problem& problem) REQUIRES(engine_lock);
 
   const std::size_t most_waiting_;  // how many tokens may wait for their segment
-  Monitor& monitor_;
-  MemoryLedger& ledger_;
-  Registry& registry_;
   Contents& contents_;
   Evictor& evictor_;
   Merger& merger_;

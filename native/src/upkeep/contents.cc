@@ -5,18 +5,18 @@
 namespace histospec {
 
 void Contents::publish(Problem& problem, std::shared_ptr<const Segments> segments) {
-  const MemoryLedger::Change booked(ledger_, problem, Problem::kSegments);
+  const MemoryLedger::Change booked(ledger, problem, Problem::kSegments);
   problem.segments.swap(segments);
-  monitor_.discard(std::move(segments), booked.before().bytes);
+  monitor.discard(std::move(segments), booked.before().bytes);
 }
 
 void Contents::add_twin(Problem& problem, Twins::Key key, std::int64_t epoch, std::shared_ptr<const Twin> twin,
                         Arrival arrival) {
-  const MemoryLedger::Change booked(ledger_, problem, Problem::kTwins);
+  const MemoryLedger::Change booked(ledger, problem, Problem::kTwins);
   try {
     if (!problem.twins) {
       auto twins = std::make_unique<Twins>();
-      registry_.list_twins(problem, arrival == Arrival::kAhead && !problem.live);
+      registry.list_twins(problem, arrival == Arrival::kAhead && !problem.live);
       problem.twins = std::move(twins);
     }
     problem.twins->add(key, epoch, std::move(twin), arrival != Arrival::kNew);
@@ -27,16 +27,16 @@ void Contents::add_twin(Problem& problem, Twins::Key key, std::int64_t epoch, st
 
 void Contents::end_twins(Problem& problem) {
   if (!problem.twins) return;
-  const MemoryLedger::Change booked(ledger_, problem, Problem::kTwins);
-  registry_.unlist_twins(problem);
+  const MemoryLedger::Change booked(ledger, problem, Problem::kTwins);
+  registry.unlist_twins(problem);
   problem.twins.reset();  // now, because sessions use a twin as long as it exists
 }
 
 void Contents::end_live(Problem& problem) {
-  const MemoryLedger::Change booked(ledger_, problem, Problem::kLive);
+  const MemoryLedger::Change booked(ledger, problem, Problem::kLive);
   lingering_.erase(&problem);
   try {
-    monitor_.discard(std::shared_ptr<const LiveText>(std::move(problem.live)), booked.before().bytes);
+    monitor.discard(std::shared_ptr<const LiveText>(std::move(problem.live)), booked.before().bytes);
   } catch (const std::bad_alloc&) {
   }
   problem.live.reset();
@@ -57,7 +57,7 @@ std::size_t Contents::forget(Problem& problem) {
     }
     end_live(problem);
   }
-  registry_.erase(problem);
+  registry.erase(problem);
   return responses;
 }
 
@@ -66,7 +66,7 @@ bool Contents::tidy_some(Problem& problem, std::size_t work) {
   const std::size_t before = problem.live->bytes();
   const bool more = change_live(problem, [work](LiveText& live) { return live.tidy(work); });
   try {
-    if (auto freed = problem.live->take_freed()) monitor_.discard(std::move(freed), before - problem.live->bytes());
+    if (auto freed = problem.live->take_freed()) monitor.discard(std::move(freed), before - problem.live->bytes());
   } catch (const std::bad_alloc&) {  // the next call, or the end of the live text, frees it
   }
   return more;
@@ -77,7 +77,7 @@ void Contents::tidy(const std::shared_ptr<Problem>& problem) {
   try {
     untidy_.push_back(problem);
     problem->untidy = true;
-    monitor_.to_tidy.notify_one();
+    monitor.to_tidy.notify_one();
   } catch (const std::bad_alloc&) {  // the next call of tidy() frees it
   }
 }

@@ -1,4 +1,5 @@
-// The contents of problems: every change of their segments, live text and twins is made, and booked, here.
+// The contents of an engine: its problems, in the registry; the lock that guards them; and the ledger that counts them.
+// Every change of their segments, live text and twins is made, and booked, here.
 #pragma once
 
 #include <deque>
@@ -6,14 +7,19 @@
 #include <span>
 #include <unordered_set>
 
+#include "histospec/options.h"
 #include "registry/registry.h"
 
 namespace histospec {
 
 class Contents {
  public:
-  Contents(Monitor& monitor, MemoryLedger& ledger, Registry& registry)
-      : monitor_(monitor), ledger_(ledger), registry_(registry) {}
+  // `index_tokens`: how many tokens the index of a namespace may hold.
+  explicit Contents(std::size_t index_tokens) : registry(ledger, index_tokens) {}
+
+  Monitor monitor;
+  MemoryLedger ledger;
+  Registry registry;
 
   // How many problems with short prompts are forgotten in about a millisecond, before the lock is released.
   static constexpr std::size_t kForgetSlice = 256;
@@ -28,7 +34,7 @@ class Contents {
   // Changes the live text of a problem; adds one if there is none.
   template <typename Change>
   auto change_live(Problem& problem, Change change) REQUIRES(engine_lock) {
-    const MemoryLedger::Change booked(ledger_, problem, Problem::kLive);
+    const MemoryLedger::Change booked(ledger, problem, Problem::kLive);
     if (!problem.live) problem.live = std::make_unique<LiveText>();
     return change(*problem.live);
   }
@@ -53,9 +59,6 @@ class Contents {
 
   bool tidy_some(Problem& problem, std::size_t work) REQUIRES(engine_lock);
 
-  Monitor& monitor_;
-  MemoryLedger& ledger_;
-  Registry& registry_;
   std::unordered_set<Problem*> lingering_ GUARDED_BY(engine_lock);
   std::deque<std::shared_ptr<Problem>> untidy_ GUARDED_BY(engine_lock);  // with forgotten text that is still linked
 };

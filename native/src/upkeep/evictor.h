@@ -4,6 +4,7 @@
 #pragma once
 
 #include <atomic>
+#include <thread>
 
 #include "upkeep/contents.h"
 
@@ -11,8 +12,7 @@ namespace histospec {
 
 class Evictor {
  public:
-  Evictor(std::size_t budget, Monitor& monitor, MemoryLedger& ledger, Registry& registry, Contents& contents)
-      : budget_(budget), monitor_(monitor), ledger_(ledger), registry_(registry), contents_(contents) {}
+  Evictor(std::size_t budget, Contents& contents) : budget_(budget), contents_(contents) {}
 
   // Evicts until the budget holds or nothing is left to evict. Releases the lock in between.
   void make_room(Monitor::Lock& lock) REQUIRES(engine_lock);
@@ -25,18 +25,35 @@ class Evictor {
   bool has_evicted() const { return has_evicted_; }
 
  private:
-  bool over() const REQUIRES(engine_lock) { return ledger_.memory_bytes() > budget_; }
+  bool over() const REQUIRES(engine_lock) { return contents_.ledger.memory_bytes() > budget_; }
   bool evict_some() REQUIRES(engine_lock);
   bool shrink(Namespace& namespace_) REQUIRES(engine_lock);
 
   const std::size_t budget_;
-  Monitor& monitor_;
-  MemoryLedger& ledger_;
-  Registry& registry_;
   Contents& contents_;
   std::size_t exhausted_at_ GUARDED_BY(engine_lock) = 0;  // evictable bytes when nothing was left; tries again above it
   bool behind_ GUARDED_BY(engine_lock) = false;
   std::atomic<bool> has_evicted_ = false;
+};
+
+// The housekeeper: a thread that evicts, tidies live text and frees memory, if that takes longer than a caller should
+// wait.
+class Housekeeper {
+ public:
+  Housekeeper(Contents& contents, Evictor& evictor);
+  ~Housekeeper();
+  Housekeeper(const Housekeeper&) = delete;
+  Housekeeper& operator=(const Housekeeper&) = delete;
+
+  bool idle() const REQUIRES(engine_lock) { return !contents_.untidy() && !evictor_.behind(); }
+
+ private:
+  void run();
+
+  Contents& contents_;
+  Evictor& evictor_;
+  bool stopping_ GUARDED_BY(engine_lock) = false;
+  std::thread thread_;  // last, because it uses all members above
 };
 
 }  // namespace histospec

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from histospec.client.errors import HistoSpecError
-from histospec.server.commands.bench_processes import Workers
+from histospec.server.commands.bench_worker import Workers
 from tests.support import children
 from tests.support.children import Child
 from tests.support.servers import Server, Starter

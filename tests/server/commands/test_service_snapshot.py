@@ -13,13 +13,13 @@ import pytest
 
 from histospec.protocol import placement
 from histospec.server.commands import shards
-from histospec.server.commands.exported import Exported
 from histospec.server.commands.shards import ShardsError
+from histospec.server.commands.snapshot import Exported
 from histospec.server.stores.interface import Problem, ResponseBatch
 from histospec.v1 import draft_pb2 as pb
 from tests.support import children
 from tests.support.batches import batch
-from tests.support.contents import BATCHES, STATE, content, on_disk, tokens
+from tests.support.contents import BATCHES, STATE, content, large, on_disk, restorable, tokens
 from tests.support.exports import export, problems
 from tests.support.histories import expected, found, write, writings
 from tests.support.odd_server import OddServer
@@ -194,7 +194,7 @@ def test_a_shard_that_is_away_is_waited_for(start_server: Starter, tmp_path: Pat
 
 
 def test_a_shard_that_stays_away_ends_it_and_leaves_nothing(
-    run: Run, start_server: Starter, tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+    run: Run, start_server: Starter, tmp_path: Path, data: Path, connect: Connector, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shards, "PATIENCE", 0.5)
     servers = service(start_server, "some", 2)
@@ -208,6 +208,13 @@ def test_a_shard_that_stays_away_ends_it_and_leaves_nothing(
     code, said = run("restore", file, "--to", listed(servers))
     assert code == 1
     assert "run again with --merge to add the rest" in said
+    servers[1].start()
+    assert run("restore", file, "--to", listed(servers), "--merge")[0] == 0
+    there = [problems(export(connect(server.endpoint).stub)) for server in servers]
+    store = on_disk(tmp_path)
+    assert there[0] | there[1] == restorable(store)
+    store.close()
+    servers[1].kill()
     code, said = run("snapshot", file, "--from", listed(servers[:1]), "--shards", "2")
     assert code == 1
     assert "--shards is 2, but 1 are listed" in said
@@ -229,10 +236,7 @@ def test_a_service_is_found_from_one_of_its_shards(run: Run, start_server: Start
 
 
 def test_a_snapshot_of_a_shard_that_dies_half_way_is_none(start_server: Starter, tmp_path: Path) -> None:
-    store = on_disk(tmp_path, "long")
-    for future in [store.append(batch(bytes(40_000), prompt=tokens(n))) for n in range(3000)]:
-        future.result()
-    store.close()
+    large(tmp_path, "long")
     server = start_server(name="long")
     file = tmp_path / "all.jsonl.gz"
     with children.histospec("snapshot", file, "--from", server.endpoint) as child:
@@ -245,10 +249,7 @@ def test_a_snapshot_of_a_shard_that_dies_half_way_is_none(start_server: Starter,
 
 
 def test_an_interrupted_snapshot_frees_its_shard(start_server: Starter, tmp_path: Path, connect: Connector) -> None:
-    store = on_disk(tmp_path, "long")
-    for future in [store.append(batch(bytes(40_000), prompt=tokens(n))) for n in range(3000)]:
-        future.result()
-    store.close()
+    large(tmp_path, "long")
     server = start_server(name="long")
     file = tmp_path / "all.jsonl.gz"
     with children.histospec("snapshot", file, "--from", server.endpoint) as child:
@@ -278,8 +279,8 @@ def test_an_older_server_is_named(run: Run, tmp_path: Path) -> None:
             ("snapshot", "a.jsonl", "--from", "a:1", "--store", "sqlite"),
             "--store: applies to a store that the command opens, but a:1 has its own",
         ),
-        (("restore", "a.jsonl", "--shards", "2"), "--shards: needs a running service; name it with --from or --to"),
-        (("restore", "a.jsonl", "--token-file", "x"), "--token-file: needs a running service"),
+        (("snapshot", "a.jsonl", "--shards", "2"), "--shards: needs a running service; name it with --from"),
+        (("snapshot", "a.jsonl", "--token-file", "x"), "--token-file: needs a running service"),
         (("snapshot", "a.jsonl", "--from", "nonsense"), "'nonsense' is not of the form host:port or name=host:port"),
         (("snapshot", "a.jsonl", "--from", "a:1", "--token-file", "/none"), "cannot read /none: No such file"),
         (("snapshot", "a.jsonl", "--from", "a:1", "--shards", "0"), "--shards: must be at least 1"),

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from histospec.client import DraftClient
-from tests.support.epochs import Run
+from tests.support.busy import Run
 from tests.support.servers import Server, Starter
 
 GAINED, MOVES, FIRST = "math-that-comes-back", "code-that-changes", "a-first-epoch"

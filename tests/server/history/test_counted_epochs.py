@@ -8,16 +8,15 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
-import xxhash
 
 from histospec.protocol.limits import MAX_EPOCH
-from histospec.server.rpc.visits import PAUSE_SECONDS
+from histospec.server.rpc.specrl import PAUSE_SECONDS
 from histospec.server.stores.interface import LAST_EPOCH
 from histospec.server.stores.sqlite.store import SQLiteStore
-from histospec.specrl import rollout_cache_pb2, rollout_cache_pb2_grpc
 from histospec.v1 import draft_pb2 as pb
 from tests.support.batches import put
 from tests.support.servers import Server, Starter
+from tests.support.specrl_updater import Updater
 from tests.support.wires import Connector, Wire
 
 NUMBERS = itertools.count()
@@ -175,14 +174,9 @@ def test_a_count_ends_at_the_last_epoch(start_server: Starter, connect: Connecto
     assert [one.commit(changes=c) for c in (0, 1, 2**32 - 1)] == [LAST_EPOCH] * 3
     wire = connect(server.endpoint)
     wire.ingest([9], [[2]])
-    updates = rollout_cache_pb2_grpc.RolloutCacheServiceStub(grpc.insecure_channel(server.endpoint))
-    prompt = rollout_cache_pb2.TokenList(tokens=[1, 2])
-    named = xxhash.xxh64_intdigest(wire.i32([1, 2]), seed=0)
     for text in ([3], [4]):
         time.sleep(1.1 * PAUSE_SECONDS)  # otherwise both are one visit of the prompt
-        responses = [rollout_cache_pb2.TokenList(tokens=text)]
-        request = rollout_cache_pb2.UpdateCacheRequest(prompt_hash=named, prompt=prompt, responses=responses)
-        assert updates.UpdateCache(request, timeout=30).success
+        assert Updater(wire.channel).update([1, 2], [text])
     assert wire.stub.Rewind(pb.RewindRequest(namespace="run", epoch=3)).responses > 0
     wire.ingest([9], [[3]])
     assert wire.history([9]) == [[3]]

@@ -4,8 +4,6 @@ import asyncio
 import contextlib
 import os
 import sqlite3
-import stat
-import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
@@ -19,7 +17,8 @@ from histospec.server.history.history import History
 from histospec.server.stores.sqlite.file import FILE_NAME
 from histospec.server.stores.sqlite.store import SQLiteStore
 from histospec.v1 import draft_pb2 as pb
-from tests.support.servers import Server, Starter
+from tests.support.histories import opened
+from tests.support.servers import Server, Starter, run_first
 from tests.support.waiting import Latch, eventually
 from tests.support.wires import Connector, Wire
 
@@ -105,17 +104,7 @@ def test_a_server_that_is_killed_keeps_what_was_saved_now_and_then(
     1. A server that saves every 50 ms learns; wait until the file has its estimator. Kill it.
     2. Afterwards, its drafts have the same probabilities, and every response is there.
     """
-    quick = tmp_path / "quick"
-    quick.write_text(
-        f"#!{sys.executable}\n"
-        "import sys\n"
-        "from histospec.server import cli\n"
-        "from histospec.server.history import learning\n"
-        "learning.SAVE_SECONDS = 0.05\n"
-        "sys.exit(cli.main(sys.argv[1:]))\n"
-    )
-    quick.chmod(quick.stat().st_mode | stat.S_IXUSR)
-    monkeypatch.setenv("HISTOSPEC_TEST_SERVER", str(quick))
+    run_first("from histospec.server.history import learning\nlearning.SAVE_SECONDS = 0.05", tmp_path, monkeypatch)
     server = start_server()
     wire = connect(server.endpoint)
     wire.ingest(PROMPT, [RESPONSE])
@@ -209,19 +198,14 @@ def teach(engine: Engine, namespace: str) -> None:
 
 
 @contextlib.asynccontextmanager
-async def opened(directory: Path) -> AsyncIterator[tuple[Engine, SQLiteStore, History]]:
+async def learned(directory: Path) -> AsyncIterator[tuple[Engine, SQLiteStore, History]]:
     """An engine that has learned in the namespaces a and b, a store, and the history between them."""
-    engine = Engine(1 << 26)
-    store = SQLiteStore(directory, 8)
-    history = History(engine, store, 4096)
-    await history.load()
-    await history.loading.done.wait()
-    for namespace in "ab":
-        teach(engine, namespace)
-    try:
+    engine, store = Engine(1 << 26), SQLiteStore(directory, 8)
+    async with opened(store, engine) as history:
+        await history.loading.done.wait()
+        for namespace in "ab":
+            teach(engine, namespace)
         yield engine, store, history
-    finally:
-        await history.close()
 
 
 def failing(connection: sqlite3.Connection) -> None:
@@ -241,16 +225,16 @@ def held_up(store: SQLiteStore) -> Iterator[None]:
 
 @pytest.mark.asyncio
 async def test_only_what_changed_is_written(tmp_path: Path) -> None:
-    async with opened(tmp_path) as (engine, store, history):
-        await history._learning.save()
+    async with learned(tmp_path) as (engine, store, history):
+        await history.learning.save()
         states = {namespace: engine.estimator_state(namespace) for namespace in "ab"}
         assert store.estimators() == states
         written: list[str] = []
         store.submit(lambda connection: connection.set_trace_callback(written.append)).result()
-        await history._learning.save()
+        await history.learning.save()
         assert not any("estimators" in sql for sql in written)
         teach(engine, "b")
-        await history._learning.save()
+        await history.learning.save()
         assert sum("REPLACE INTO estimators" in sql for sql in written) == 1
         assert store.estimators() == {"a": states["a"], "b": engine.estimator_state("b")}
         assert store.estimators() != states
@@ -258,47 +242,46 @@ async def test_only_what_changed_is_written(tmp_path: Path) -> None:
 
 @pytest.mark.asyncio
 async def test_a_store_that_fails_costs_the_save_alone(tmp_path: Path) -> None:
-    async with opened(tmp_path) as (engine, store, history):
+    async with learned(tmp_path) as (engine, store, history):
         store.submit(failing).result()
         with capture_logs() as logs:
-            await history._learning.save()
+            await history.learning.save()
         assert [entry["event"] for entry in logs] == ["estimator not saved"]
         assert "the disk is full" in logs[0]["reason"]
         assert history.counts.store_errors == 1
         assert store.estimators() == {}
         teach(engine, "a")
         store.submit(lambda connection: connection.execute("DROP TRIGGER fail")).result()
-        await history._learning.save()
+        await history.learning.save()
         assert store.estimators() == {namespace: engine.estimator_state(namespace) for namespace in "ab"}
 
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize("first", ["save", "drop"])
 async def test_a_namespace_dropped_while_it_is_saved_stays_dropped(first: str, tmp_path: Path) -> None:
-    async with opened(tmp_path) as (engine, store, history):
+    async with learned(tmp_path) as (engine, store, history):
         with held_up(store):
-            both = [history._learning.save(), history.drop("a")]
+            both = [history.learning.save(), history.drop("a")]
             tasks = []
             for work in both if first == "save" else both[::-1]:
                 tasks.append(asyncio.ensure_future(work))
                 for _ in range(10):
                     await asyncio.sleep(0)
         await asyncio.gather(*tasks)
-        await history._learning.save()
+        await history.learning.save()
         assert set(store.estimators()) == {"b"}
         teach(engine, "a")  # later learning is kept
-        await history._learning.save()
+        await history.learning.save()
         assert set(store.estimators()) == {"a", "b"}
 
 
 @pytest.mark.asyncio
 async def test_a_drop_whose_caller_leaves_is_done_all_the_same(tmp_path: Path) -> None:
-    async with opened(tmp_path) as (engine, store, history):
-        await history._learning.save()
+    async with learned(tmp_path) as (engine, store, history):
+        await history.learning.save()
         with held_up(store):
             dropping = asyncio.ensure_future(history.drop("a"))
-            while not history._unfinished:
-                await asyncio.sleep(0)
+            await asyncio.sleep(0)  # the drop begins
             dropping.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await dropping
@@ -316,11 +299,7 @@ async def test_a_store_that_cannot_be_read_is_said_and_survived(tmp_path: Path) 
 
     store = Unreadable(tmp_path, 8)
     engine = Engine(1 << 26)
-    history = History(engine, store, 4096)
     with capture_logs() as logs:
-        await history.load()
-    assert (
-        next(entry["event"] for entry in logs) == "saved estimators cannot be read; drafting starts from the defaults"
-    )
-    assert engine.stats()["namespaces"] == {}
-    await history.close()
+        async with opened(store, engine):
+            assert engine.stats()["namespaces"] == {}
+    assert logs[0]["event"] == "saved estimators cannot be read; drafting starts from the defaults"

@@ -16,7 +16,7 @@ from structlog.testing import capture_logs
 from histospec.native import Engine
 from histospec.server.errors import StoreError
 from histospec.server.history import loading as background
-from histospec.server.history import read_through
+from histospec.server.history import missing
 from histospec.server.history.history import History
 from histospec.server.history.indexing import Indexing
 from histospec.server.rpc import wire
@@ -24,7 +24,8 @@ from histospec.server.rpc.open_sessions import OpenSessions
 from histospec.server.stores.interface import Problem, Record, ResponseBatch
 from histospec.server.stores.sqlite import reader as sqlite_reader
 from histospec.server.stores.sqlite.store import SQLiteStore
-from tests.support.waiting import Latch, until
+from tests.support.histories import opened
+from tests.support.waiting import Latch
 
 pytestmark = pytest.mark.asyncio
 
@@ -67,16 +68,11 @@ def fill(directory: Path, texts: Texts, responses: int = 8) -> None:
 
 
 @asynccontextmanager
-async def opened(directory: Path, memory: int = 1 << 28) -> AsyncIterator[tuple[Engine, SQLiteStore, History]]:
+async def started(directory: Path, memory: int = 1 << 28) -> AsyncIterator[tuple[Engine, SQLiteStore, History]]:
     """A server that has just started, and loads what was stored before."""
-    engine = Engine(memory, history_epochs=100, namespace_tokens=0)
-    store = SQLiteStore(directory, 100)
-    history = History(engine, store, 100)
-    await history.load()
-    try:
+    engine, store = Engine(memory, history_epochs=100, namespace_tokens=0), SQLiteStore(directory, 100)
+    async with opened(store, engine) as history:
         yield engine, store, history
-    finally:
-        await history.close()
 
 
 def indexed(engine: Engine, of: Problem) -> Counter[tuple[bytes, int]]:
@@ -88,16 +84,12 @@ def stored(store: SQLiteStore, of: Problem) -> Counter[tuple[bytes, int]]:
     return Counter((record.tokens, record.epoch) for record in store.history(of))
 
 
-async def settled(history: History) -> None:
-    await until(lambda: not history._read_through._reading, "something is being read for ever")
-
-
 async def everything_is_found(engine: Engine, store: SQLiteStore, history: History) -> None:
     """The naive reference: the index has all stored responses of each requested problem once."""
     for namespace in NAMESPACES:
         for number in range(PROBLEMS):
-            history.want(problem(namespace, number))
-    await settled(history)
+            history.missing.want(problem(namespace, number))
+    await history.missing.calm()
     await asyncio.to_thread(engine.wait_until_built)
     for namespace in NAMESPACES:
         for number in range(PROBLEMS):
@@ -136,7 +128,8 @@ class Callers:
         await self._pause()
         epoch = self._history.epochs.newest(namespace) + self._random.randrange(2)
         commit = self._sessions.commit(wire.Close(session, True, epoch, None, b"", len(text), 0, b""), epoch)
-        await self._history.store(commit.batch, commit.life)
+        assert commit is not None
+        await self._history.commit(commit.batch, commit.generation)
 
     async def _ingest(self, namespace: str, number: int) -> None:
         epoch = self._history.epochs.newest(namespace)
@@ -156,22 +149,22 @@ async def test_the_index_has_what_the_store_has_whatever_callers_do_while_it_is_
 ) -> None:
     monkeypatch.setattr(sqlite_reader, "PROBLEMS_AT_ONCE", 2)
     monkeypatch.setattr(sqlite_reader, "ROWS", 3)
-    monkeypatch.setattr(read_through, "WAITING", 2 if seed % 2 else 4096)  # some reads are skipped
+    monkeypatch.setattr(missing, "WAITING", 2 if seed % 2 else 4096)  # some reads are skipped
     monkeypatch.setattr(background, "threads", lambda: 3)
-    build = Indexing.build_stored
+    restore = Indexing.restore
 
     def slowly(*arguments: Any) -> None:
         time.sleep(0.002)  # so that loading and callers overlap
-        build(*arguments)
+        restore(*arguments)
 
-    monkeypatch.setattr(Indexing, "build_stored", slowly)
+    monkeypatch.setattr(Indexing, "restore", slowly)
     texts = Texts()
     fill(tmp_path, texts)
-    async with opened(tmp_path) as (engine, store, history):
+    async with started(tmp_path) as (engine, store, history):
         callers = [Callers(engine, history, texts, 100 * seed + n) for n in range(8)]
         await asyncio.gather(*(one.run(60) for one in callers))
         await history.loading.done.wait()
-        monkeypatch.setattr(read_through, "WAITING", 4096)
+        monkeypatch.setattr(missing, "WAITING", 4096)
         await everything_is_found(engine, store, history)
         engine.check_integrity()
 
@@ -202,12 +195,12 @@ async def test_what_is_asked_for_is_read_though_loading_has_not_come_to_it(
 ) -> None:
     fill(tmp_path, Texts())
     gate = Gate(monkeypatch)
-    async with opened(tmp_path) as (engine, store, history):
+    async with started(tmp_path) as (engine, store, history):
         assert history.loading.ready
         assert history.counts.loading
         asked = problem("run", 9)
-        history.want(asked)
-        await settled(history)
+        history.missing.want(asked)
+        await history.missing.calm()
         assert indexed(engine, asked) == stored(store, asked)
         assert not history.loading.done.is_set()
         gate.open()
@@ -224,7 +217,7 @@ async def test_a_drop_or_rewind_does_not_wait_for_loading(
 ) -> None:
     fill(tmp_path, Texts())
     gate = Gate(monkeypatch)
-    async with opened(tmp_path) as (engine, store, history):
+    async with started(tmp_path) as (engine, store, history):
         if what == "drop":
             assert await history.drop("run") == PROBLEMS * 8
         else:
@@ -255,11 +248,11 @@ async def test_loading_stops_before_it_drives_anything_out_and_the_rest_is_read_
     """
     fill_large(tmp_path, 600)
     with capture_logs() as logs:
-        async with opened(tmp_path, 1 << 24) as (engine, store, history):
+        async with started(tmp_path, 1 << 24) as (engine, store, history):
             await history.loading.done.wait()
             assert not engine.evicted()
             assert 0.8 < engine.memory_bytes() / (1 << 24) < 1.0
-            known = [history._indexing.holds(problem("run", number)) for number in range(600)]
+            known = [bool(indexed(engine, problem("run", number))) for number in range(600)]
             held = known.index(False)
             assert not any(known[held:])  # only the newest ones
             assert 50 < held < 300
@@ -267,8 +260,8 @@ async def test_loading_stops_before_it_drives_anything_out_and_the_rest_is_read_
             for number in range(599, 499, -1):
                 asked = problem("run", number)
                 session = engine.open("run", np.frombuffer(asked.prompt, "<i4"))
-                history.want(asked)
-                await settled(history)
+                history.missing.want(asked)
+                await history.missing.calm()
                 engine.close(session, commit=False)
             assert history.counts.lookups == {"hit": 100}
             assert indexed(engine, problem("run", 500)) == stored(store, problem("run", 500))
@@ -284,7 +277,7 @@ async def test_a_server_that_ends_does_not_load_on(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(sqlite_reader, "PROBLEMS_AT_ONCE", 1)
     fill(tmp_path, Texts())
     gate = Gate(monkeypatch, behind=5)
-    async with opened(tmp_path) as (engine, _, history):
+    async with started(tmp_path) as (engine, _, history):
         await asyncio.to_thread(gate.waits.wait)
         history.loading.give_up()
         gate.open()
@@ -307,10 +300,10 @@ async def test_a_store_that_fails_ends_the_loading_and_nothing_else(
 
     monkeypatch.setattr(SQLiteStore, "pages", failing)
     with capture_logs() as logs:
-        async with opened(tmp_path) as (engine, store, history):
+        async with started(tmp_path) as (engine, store, history):
             await history.loading.done.wait()
-            history.want(problem("run", 9))
-            await settled(history)
+            history.missing.want(problem("run", 9))
+            await history.missing.calm()
             assert history.loading.progress == "loading stopped; the rest is read when asked for"
             assert history.counts.lookups == {"failed": 1}
             broken.clear()
@@ -326,7 +319,7 @@ async def test_progress_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(background, "threads", lambda: 1)
     fill(tmp_path, Texts())
     with capture_logs() as logs:
-        async with opened(tmp_path) as (_, store, history):
+        async with started(tmp_path) as (_, store, history):
             await history.loading.done.wait()
             assert history.loading.progress == "loaded"
             total = store.count()

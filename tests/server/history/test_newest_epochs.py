@@ -3,38 +3,54 @@
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import pytest_asyncio
 from structlog.testing import capture_logs
 
-from histospec.native import Engine
 from histospec.server.errors import StoreError
-from histospec.server.history import epoch_watch
 from histospec.server.history.history import History
 from histospec.server.stores.sqlite.store import SQLiteStore
 from tests.support.batches import put
+from tests.support.histories import opened
 from tests.support.waiting import Latch, until
 
 pytestmark = pytest.mark.asyncio
 
 
+class SharedStore(SQLiteStore):
+    """A store that other shards write to. `newest_epochs` returns what it has read when `gate` is set."""
+
+    whole_at_start = False
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, 8)
+        self.gate = Latch()
+        self.gate.set()
+        self.reading = Latch()
+        self.reads = 0
+        self.away = False
+
+    def newest_epochs(self) -> dict[str, int]:
+        found = super().newest_epochs()
+        self.reading.set()
+        self.gate.wait()
+        self.reads += 1
+        if self.away:
+            raise StoreError("the store is away")
+        return found
+
+
 @pytest_asyncio.fixture
-async def both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[History, SQLiteStore]]:
-    """Returns a history that takes its store for a shared one, and the store, which holds epoch 5 of `run`."""
-    monkeypatch.setattr(SQLiteStore, "whole_at_start", False)
-    monkeypatch.setattr(epoch_watch, "WATCH_SECONDS", 0.01)
-    store = SQLiteStore(tmp_path, 8)
+async def both(tmp_path: Path) -> AsyncIterator[tuple[History, SharedStore]]:
+    """Returns a history and its store, which holds epoch 5 of `run`."""
+    store = SharedStore(tmp_path)
     put(store, b"aaaa", 5)
-    engine = Engine(1 << 26)
-    history = History(engine, store, 4096)
-    await history.load()
-    yield history, store
-    await history.close()
+    async with opened(store, watch_seconds=0.01) as history:
+        yield history, store
 
 
-async def test_what_others_store_is_heard_of(both: tuple[History, SQLiteStore]) -> None:
+async def test_what_others_store_is_heard_of(both: tuple[History, SharedStore]) -> None:
     history, store = both
     assert history.epochs.newest("run") == 5
     put(store, b"bbbb", 9)
@@ -44,49 +60,25 @@ async def test_what_others_store_is_heard_of(both: tuple[History, SQLiteStore]) 
 
 @pytest.mark.parametrize("back", ["rewind", "drop"])
 async def test_what_was_read_before_a_rewind_or_drop_does_not_count(
-    both: tuple[History, SQLiteStore], back: str, monkeypatch: pytest.MonkeyPatch
+    both: tuple[History, SharedStore], back: str
 ) -> None:
     history, store = both
-    reading, gate, read = Latch(), Latch(), store.newest_epochs
-    left = []
-    looks = []
-
-    def slowly() -> Any:
-        found = read()
-        reading.set()
-        gate.wait()
-        left.append(found)
-        return found
-
-    def noting() -> Any:
-        looks.append(read())
-        return looks[-1]
-
-    monkeypatch.setattr(store, "newest_epochs", slowly)
-    await asyncio.to_thread(reading.wait)
+    store.gate.clear()
+    store.reading.clear()
+    await asyncio.to_thread(store.reading.wait)
+    reads = store.reads
     await (history.rewind("run", 2) if back == "rewind" else history.drop("run"))
-    monkeypatch.setattr(store, "newest_epochs", noting)
-    gate.set()
-    await until(lambda: left)
-    assert left[0] == {"run": 5}
-    await until(lambda: len(looks) > 3)
+    store.gate.set()
+    await until(lambda: store.reads > reads + 2)
     assert history.epochs.newest("run") == (2 if back == "rewind" else 0)
 
 
-async def test_a_store_that_is_away_is_said_once_and_asked_again(
-    both: tuple[History, SQLiteStore], monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_store_that_is_away_is_said_once_and_asked_again(both: tuple[History, SharedStore]) -> None:
     history, store = both
-    asked, read = [], store.newest_epochs
-
-    def away() -> None:
-        asked.append(1)
-        raise StoreError("the store is away")
-
     with capture_logs() as logs:
-        monkeypatch.setattr(store, "newest_epochs", away)
-        await until(lambda: len(asked) > 10)
-        monkeypatch.setattr(store, "newest_epochs", read)
+        store.away, reads = True, store.reads
+        await until(lambda: store.reads > reads + 10)
+        store.away = False
         put(store, b"bbbb", 9)
         await until(lambda: history.epochs.newest("run") == 9)
     assert [entry["event"] for entry in logs] == ["the newest epochs of other shards are not known"]

@@ -8,13 +8,13 @@ import pytest
 import pytest_asyncio
 
 from histospec.native import Engine
-from histospec.server.history import epoch_watch
 from histospec.server.history.history import History
 from histospec.server.stores.interface import Problem
 from histospec.server.stores.redis.location import Location
 from histospec.server.stores.redis.servers import Servers
 from histospec.server.stores.redis.store import RedisStore
 from tests.support.batches import batch
+from tests.support.histories import opened
 from tests.support.redis_processes import RedisProcess
 from tests.support.waiting import until
 
@@ -25,18 +25,14 @@ Shard = tuple[History, Engine]
 
 
 @pytest_asyncio.fixture
-async def shards(redis_server: RedisProcess, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[list[Shard]]:
-    monkeypatch.setattr(epoch_watch, "WATCH_SECONDS", 0.01)
+async def shards(redis_server: RedisProcess) -> AsyncIterator[list[Shard]]:
     async with AsyncExitStack() as stack:
-        opened = []
+        shards: list[Shard] = []
         for number in range(2):
             store = RedisStore(Servers(lambda: Location.parse(redis_server.url)), 8, f"shard-{number}")
             engine = Engine(1 << 26)
-            history = History(engine, store, 4096)
-            await history.load()
-            stack.push_async_callback(history.close)
-            opened.append((history, engine))
-        yield opened
+            shards.append((await stack.enter_async_context(opened(store, engine, watch_seconds=0.01)), engine))
+        yield shards
 
 
 def indexed(shard: Shard) -> list[int]:
@@ -63,7 +59,7 @@ async def test_a_rewind_reaches_the_index_and_the_epochs_of_every_shard(shards: 
     assert await first[0].rewind("run", 5) == 1
     await until(lambda: second[0].epochs.newest("run") == 5)
     await until(lambda: not indexed(second))
-    second[0].want(Problem("run", PROMPT))
+    second[0].missing.want(Problem("run", PROMPT))
     await until(lambda: indexed(second) == [5])
 
 
@@ -74,5 +70,5 @@ async def test_what_redis_has_lost_leaves_the_index(shards: list[Shard], redis_s
     await until(lambda: not indexed(second))
     await first[0].add(batch(b"bbbb", 7, PROMPT))
     await until(lambda: second[0].epochs.newest("run") == 7)
-    second[0].want(Problem("run", PROMPT))
+    second[0].missing.want(Problem("run", PROMPT))
     await until(lambda: indexed(second) == [7])

@@ -7,9 +7,9 @@ import sys
 
 import pytest
 
-from histospec.server.logs import writer as log_writer
-from histospec.server.logs.visible import escaped
-from histospec.server.logs.writer import LogWriter
+from histospec.server.logs import output
+from histospec.server.logs.lines import escaped
+from histospec.server.logs.output import LogWriter
 from tests.support.waiting import eventually
 
 
@@ -24,7 +24,7 @@ def test_lines_arrive_in_order() -> None:
 
 
 def test_what_waits_is_bounded_and_what_is_dropped_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_writer, "MOST_LINES", 10)
+    monkeypatch.setattr(output, "MOST_LINES", 10)
     read, write = os.pipe()
     told: list[int] = []
     writer = LogWriter(write, told.append)

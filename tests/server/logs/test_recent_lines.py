@@ -4,7 +4,7 @@ from typing import Any
 
 import structlog
 
-from histospec.server.logs.recent import LINES, LONGEST, RecentLines, without_secrets
+from histospec.server.logs.lines import LINES, LONGEST, RecentLines, without_secrets
 
 
 def _whole(logger: object, method: str, line: Any) -> Any:

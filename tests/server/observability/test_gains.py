@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from histospec.protocol.gains import gain
-from histospec.server.observability.gains import why_not_more
+from histospec.server.observability.runs import why_not_more
 
 COUNTED = {
     "lookups_hit": 90, "lookups_miss": 10, "drafts_hit": 300, "drafts_empty": 100, "undrafted_tokens": 0,

@@ -8,12 +8,9 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from prometheus_client import generate_latest
 
-from histospec.native import SOURCES, Engine
+from histospec.native import SOURCES
 from histospec.server.errors import StoreError
-from histospec.server.history.counts import Counts
-from histospec.server.observability.metrics import Metrics
 from histospec.server.observability.vitals import Vitals
 from histospec.server.settings.config import Config
 from histospec.server.stores.interface import Store
@@ -340,15 +337,6 @@ def test_both_formats_are_served_compressed_where_that_is_asked_for(
     assert text.endswith(last)
 
 
-def test_a_run_is_named_twice(server: Server, wire: Wire) -> None:
-    """Series name the run by namespace, and by a label that no scrape configuration overwrites."""
-    wire.ingest([1], [[2]])
-    text = server.get("/metrics")[1]
-    named = [line for line in text.splitlines() if "namespace=" in line or "run=" in line]
-    assert len(named) > 30
-    assert all('namespace="run"' in line and 'run="run"' in line for line in named)
-
-
 def test_the_room_of_the_store_is_shown(start_server: Starter, connect: Connector) -> None:
     """
     1. Without --disk there is no limit; the volume is that of the directory, apart from other programs' writes.
@@ -370,26 +358,6 @@ def test_the_room_of_the_store_is_shown(start_server: Starter, connect: Connecto
     status = json.loads(server.get("/status")[1])
     assert status["store_bytes"] == samples["histospec_store_bytes"]
     assert (status["store_limit_bytes"], status["disk_size_bytes"]) == (64 << 20, volume.total)
-
-
-def visit(engine: Engine, namespace: str) -> None:
-    engine.close(engine.open(namespace, [1, 2]), commit=False)
-
-
-def test_what_workers_say_is_of_namespaces_that_are_there() -> None:
-    engine = Engine(1 << 24)
-    metrics = Metrics(engine, Counts())
-    costs = metrics.engine.verify_costs
-    said = costs.open()
-    for name in ("a", "b"):
-        visit(engine, name)
-        said[name] = 0.5, costs.clock()
-    engine.drop_namespace("a")
-    assert metrics.engine.read().verify_costs == {"b": 0.5}
-    text = metrics.exposition(generate_latest, open_metrics=False).decode()
-    assert [line for line in text.splitlines() if line.startswith("histospec_verify_cost")] == [
-        'histospec_verify_cost{namespace="b",run="b"} 0.5'
-    ]
 
 
 def test_the_verify_cost_is_what_open_streams_say(server: Server, wire: Wire) -> None:

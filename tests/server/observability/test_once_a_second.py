@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from histospec.server.observability.once_a_second import OnceASecond
+from histospec.server.observability.web import OnceASecond
 
 
 class Numbers:

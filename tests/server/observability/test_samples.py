@@ -5,9 +5,9 @@ import math
 import pytest
 
 from histospec.server.observability.metrics import SECONDS
-from histospec.server.observability.samples import COUNTED, EVERY, HELD, HOUR, Sample, Samples
+from histospec.server.observability.samples import CONTENTS, COUNTED, EVERY, HOUR, Sample, Samples
 
-NOTHING = dict.fromkeys((*COUNTED, *HELD), 0.0)
+NOTHING = dict.fromkeys((*COUNTED, *CONTENTS), 0.0)
 NO_STEPS = [0.0] * (len(SECONDS) + 1)
 
 

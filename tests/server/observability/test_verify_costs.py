@@ -2,7 +2,7 @@
 
 import threading
 
-from histospec.server.observability.verify_costs import LATELY, VerifyCosts
+from histospec.server.observability.engine_counters import LATELY, VerifyCosts
 
 
 def test_who_has_not_stepped_for_long_no_longer_counts() -> None:

@@ -16,7 +16,7 @@ import pytest
 from histospec.client import DraftClient, Response
 from histospec.native import Engine
 from histospec.server.history.counts import Counts
-from histospec.server.logs.recent import RecentLines
+from histospec.server.logs.lines import RecentLines
 from histospec.server.observability.metrics import Metrics
 from histospec.server.observability.overview import Overview
 from histospec.server.observability.runs import MAX_NAMESPACES
@@ -41,7 +41,7 @@ def test_the_page_is_in_the_wheel() -> None:
     done = subprocess.run([sys.executable, "-c", PACKAGED], cwd=root, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     packaged = set(json.loads(done.stdout.splitlines()[-1]))
-    assert {f"histospec.server.observability/page/{name}" for name, _ in PAGE.values()} <= packaged
+    assert {f"histospec.server.observability.page/{name}" for name, _ in PAGE.values()} <= packaged
     there = {file.name for file in (resources.files("histospec.server.observability") / "page").iterdir()}
     assert there == {name for name, _ in PAGE.values()}
 

@@ -11,11 +11,12 @@ import pytest
 
 from histospec.native import Engine
 from histospec.server.errors import StoreFull
-from histospec.server.history import back_pressure
-from histospec.server.history.history import History
-from histospec.server.stores.interface import Problem, Record, ResponseBatch
+from histospec.server.history import history
+from histospec.server.stores.interface import ResponseBatch
 from histospec.server.stores.sqlite.store import SQLiteStore
 from histospec.v1 import draft_pb2 as pb
+from tests.support import batches
+from tests.support.histories import opened
 from tests.support.servers import Starter
 from tests.support.waiting import Latch, until
 from tests.support.wires import Connector, Wire
@@ -102,90 +103,77 @@ class SlowEngine:
 
 
 def batch(tokens: int, prompt: bytes) -> ResponseBatch:
-    return ResponseBatch(Problem("run", prompt), [Record(bytes(4 * tokens), 0)])
+    return batches.batch(bytes(4 * tokens), prompt=prompt)
 
 
-def blocked(store: SQLiteStore) -> Latch:
-    """Keeps the store from writing until the latch is set."""
-    gate = Latch()
-    store.submit(lambda connection: gate.wait())
-    return gate
+class BlockedStore(SQLiteStore):
+    """A store whose queue of 1 MiB is not written until `gate` is set.
+
+    overtaking: a commit that reaches the queue before the first batch.
+    """
+
+    def __init__(self, folder: Path, overtaking: ResponseBatch | None = None) -> None:
+        super().__init__(folder, 8, max_backlog=1 << 20)
+        self.gate = Latch()
+        self.submit(lambda connection: self.gate.wait())
+        self._overtaking = overtaking
+
+    def append(self, batch: ResponseBatch) -> "Future[None]":
+        overtaking, self._overtaking = self._overtaking, None
+        if overtaking is not None:
+            super().append(overtaking)
+        return super().append(batch)
 
 
-def test_ingests_wait_while_commits_fill_the_queue_of_the_store(tmp_path: Path) -> None:
-    async def run() -> None:
-        store = SQLiteStore(tmp_path, 8, max_backlog=1 << 20)
-        mine = History(Engine(1 << 24), store, 10)
-        await mine.load()
-        gate = blocked(store)
-        commit = asyncio.create_task(mine.store(batch(250_000, b"one."), mine.life("run")))
+@pytest.mark.asyncio
+async def test_ingests_wait_while_commits_fill_the_queue_of_the_store(tmp_path: Path) -> None:
+    store = BlockedStore(tmp_path)
+    async with opened(store) as mine:
+        one = batch(250_000, b"one.")
+        commit = asyncio.create_task(mine.commit(one, mine.missing.want(one.problem)))
         try:
             await until(lambda: store.waiting_bytes > 0)
             with pytest.raises(StoreFull, match="faster than the store and the index can take them; try later"):
                 await mine.add(batch(25_000, b"two."), patience=0.0)
             adding = [asyncio.create_task(mine.add(batch(tokens, b"two."), patience=60.0)) for tokens in (25_000, 1)]
             larger = asyncio.create_task(mine.add(batch(500_000, b"two."), patience=60.0))  # than the whole queue
-            await asyncio.wait([*adding, larger], timeout=10 * back_pressure.LOOK_SECONDS)
+            await asyncio.wait([*adding, larger], timeout=10 * history.CHECK_SECONDS)
             assert [task.done() for task in (*adding, larger)] == [False] * 3
         finally:
-            gate.set()
+            store.gate.set()
         await asyncio.gather(commit, *adding, larger)
         assert store.count() == 4
-        await mine.close()
-
-    asyncio.run(run())
 
 
-def test_an_ingest_waits_again_if_commits_take_its_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def run() -> None:
-        store = SQLiteStore(tmp_path, 8, max_backlog=1 << 20)
-        mine = History(Engine(1 << 24), store, 10)
-        await mine.load()
-        gate = blocked(store)
-        append = store.append
-        commits: list[Future[None]] = []
-
-        def overtaken(given: ResponseBatch) -> "Future[None]":
-            if not commits:
-                commits.append(append(batch(250_000, b"one.")))
-            return append(given)
-
-        monkeypatch.setattr(store, "append", overtaken)
+@pytest.mark.asyncio
+async def test_an_ingest_waits_again_if_commits_take_its_room(tmp_path: Path) -> None:
+    store = BlockedStore(tmp_path, overtaking=batch(250_000, b"one."))
+    async with opened(store) as mine:
         adding = asyncio.create_task(mine.add(batch(25_000, b"two."), patience=60.0))
         try:
             await until(lambda: mine.counts.store_errors == 1)
             assert not adding.done()
         finally:
-            gate.set()
+            store.gate.set()
         await adding
         assert store.count() == 2
-        await mine.close()
-
-    asyncio.run(run())
 
 
-def test_ingests_wait_for_the_index_before_they_are_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.asyncio
+async def test_ingests_wait_for_the_index_before_they_are_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Otherwise, callers that ingest faster than segments are built would fill the memory with stored responses."""
-    monkeypatch.setattr(back_pressure, "UNINDEXED", 3000)
-
-    async def run() -> None:
-        engine = SlowEngine()
-        store = SQLiteStore(tmp_path, 8)
-        mine = History(cast(Engine, engine), store, 10)
-        await mine.load()
-        adding = [
-            asyncio.create_task(mine.add(ResponseBatch(Problem("run", bytes([n, 0, 0, 0])), [Record(bytes(1600), 0)])))
-            for n in range(6)
-        ]
+    monkeypatch.setattr(history, "MAX_UNINDEXED", 3000)
+    engine, store = SlowEngine(), SQLiteStore(tmp_path, 8)
+    async with opened(store, cast(Engine, engine)) as mine:
+        adding = [asyncio.create_task(mine.add(batch(400, bytes([n, 0, 0, 0])))) for n in range(6)]
         try:
             await until(lambda: store.count() >= 2)
-            await asyncio.sleep(10 * back_pressure.LOOK_SECONDS)  # enough time for the others to check
+            await asyncio.sleep(10 * history.CHECK_SECONDS)  # enough time for the others to check
             stored = store.count()
         finally:
             engine.may.set()
         assert stored == 2
         await asyncio.gather(*adding)
         assert store.count() == 6
-        await mine.close()
-
-    asyncio.run(run())

@@ -5,15 +5,16 @@ from pathlib import Path
 from typing import Any, cast
 
 import grpc.aio
+import pytest
 
 from histospec.native import Engine
-from histospec.server.history.history import History
 from histospec.server.observability.metrics import Metrics
 from histospec.server.open_store import open_store
 from histospec.server.rpc.service import DraftService
 from histospec.server.security.access import Access
 from histospec.server.settings.config import Config
 from histospec.v1 import draft_pb2 as pb
+from tests.support.histories import opened
 from tests.support.waiting import until
 from tests.support.wires import i32, u64
 
@@ -56,27 +57,22 @@ class Call:
         self._requests.put_nowait(grpc.aio.EOF)  # type: ignore[attr-defined]
 
 
-def test_a_stream_that_ends_costs_no_other_its_session(tmp_path: Path) -> None:
-    asyncio.run(one_ends_and_one_steps(tmp_path))
-
-
-async def one_ends_and_one_steps(folder: Path) -> None:
-    config = Config(data_dir=folder, memory=MEMORY, namespace_tokens=0)
+@pytest.mark.asyncio
+async def test_a_stream_that_ends_costs_no_other_its_session(tmp_path: Path) -> None:
+    config = Config(data_dir=tmp_path, memory=MEMORY, namespace_tokens=0)
     engine = Engine(config.memory, namespace_tokens=0)
-    history = History(engine, open_store(config, "shard-0"), config.max_namespaces)
-    await history.load()
-    service = DraftService(engine, history, Metrics(engine, history.counts), config, Access(None))
-    few, many = Call(service), Call(service)
-    few.open(range(1))
-    many.open(range(SESSIONS))
-    await many.step(range(SESSIONS), TOKENS)
-    assert engine.running_bytes() > MEMORY
-    many.end()
-    await many.serving
-    assert engine.running_bytes() > MEMORY, "the sessions are closed already"
-    answer = await few.step(range(1), 5)
-    assert not answer.refusals
-    few.end()
-    await few.serving
-    await until(lambda: engine.stats()["sessions"] == 0, "a session is left")
-    await history.close()
+    async with opened(open_store(config, "shard-0"), engine) as history:
+        service = DraftService(engine, history, Metrics(engine, history.counts), config, Access(None))
+        few, many = Call(service), Call(service)
+        few.open(range(1))
+        many.open(range(SESSIONS))
+        await many.step(range(SESSIONS), TOKENS)
+        assert engine.running_bytes() > MEMORY
+        many.end()
+        await many.serving
+        assert engine.running_bytes() > MEMORY, "the sessions are closed already"
+        answer = await few.step(range(1), 5)
+        assert not answer.refusals
+        few.end()
+        await few.serving
+        await until(lambda: engine.stats()["sessions"] == 0, "a session is left")

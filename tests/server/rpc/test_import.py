@@ -13,7 +13,7 @@ from histospec.v1 import draft_pb2 as pb
 from tests.support.clients import texts
 from tests.support.contents import content, logprobs, on_disk, tokens
 from tests.support.exports import export, problems
-from tests.support.servers import Server, Starter
+from tests.support.servers import Server, Starter, secret, with_tokens
 from tests.support.waiting import eventually
 from tests.support.wires import Connector, Wire
 
@@ -176,11 +176,8 @@ def shared_small(start_shared: Starter) -> Server:
 
 
 def test_an_import_needs_the_right_to_admin(start_server: Starter, connect: Connector, tmp_path: Path) -> None:
-    (tmp_path / "tokens.toml").write_text(
-        '[[token]]\nname = "worker"\nsecret = "worker-secret-0123456789"\nrights = ["read", "write"]\n'
-    )
-    server = start_server("--tokens", str(tmp_path / "tokens.toml"))
-    metadata = (("authorization", "Bearer worker-secret-0123456789"),)
+    server = start_server(*with_tokens(tmp_path, worker={"rights": ["read", "write"]}))
+    metadata = (("authorization", f"Bearer {secret('worker')}"),)
     with pytest.raises(grpc.RpcError) as caught:
         connect(server.endpoint).stub.Import(request(RECORDS), metadata=metadata)
     assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED

@@ -7,38 +7,25 @@ import pytest
 
 from histospec.client import DraftClient, Inspection, PermissionDenied, Response, SharedPrompts
 from histospec.v1 import draft_pb2 as pb
-from tests.support.servers import Server, Starter
+from tests.support.servers import Server, Starter, secret, with_tokens
 from tests.support.wires import Wire
-
-TOKENS = """
-[[token]]
-name = "operator"
-secret = "operator-secret-0123456789"
-
-[[token]]
-name = "one run"
-secret = "one-run-secret-0123456789"
-namespaces = ["run-1"]
-rights = ["read"]
-"""
 
 
 def ask(server: Server, namespace: str, who: str = "operator") -> Inspection:
-    token = f"{who}-secret-0123456789"
-    with DraftClient(server.endpoint, namespace, token=token, deadline=60.0) as client:
+    with DraftClient(server.endpoint, namespace, token=secret(who), deadline=60.0) as client:
         return client.inspect(60.0)[0]
 
 
 def fill(server: Server, namespace: str, prompts: range) -> None:
-    with DraftClient(server.endpoint, namespace, token="operator-secret-0123456789", deadline=60.0) as client:
+    with DraftClient(server.endpoint, namespace, token=secret("operator"), deadline=60.0) as client:
         for prompt in prompts:
             client.ingest([1, prompt], [Response([5, 6])], epoch=3)
 
 
 @pytest.fixture
 def guarded(start_server: Starter, tmp_path: Path) -> Server:
-    (tmp_path / "tokens.toml").write_text(TOKENS)
-    return start_server("--tokens", str(tmp_path / "tokens.toml"), name="guarded")
+    tokens = with_tokens(tmp_path, operator={}, reader={"namespaces": ["run-1"], "rights": ["read"]})
+    return start_server(*tokens, name="guarded")
 
 
 def test_namespaces_that_share_prompts_the_most_first(server: Server) -> None:
@@ -90,11 +77,11 @@ def test_only_what_the_caller_may_read(guarded: Server) -> None:
         fill(guarded, namespace, range(3))
     assert ask(guarded, "run-1").shared == (SharedPrompts("run-2", 3, 3),)
     assert ask(guarded, "run-1").similar == ("run-2",)
-    bound = ask(guarded, "run-1", "one-run")
+    bound = ask(guarded, "run-1", "reader")
     assert bound.rights == ("read",)
     assert (bound.shared, bound.similar) == ((), ())
     assert bound.namespace is not None
-    strange = ask(guarded, "run-2", "one-run")
+    strange = ask(guarded, "run-2", "reader")
     assert (strange.rights, strange.namespace, strange.shared, strange.similar) == ((), None, (), ("run-1",))
     with pytest.raises(PermissionDenied):
         ask(guarded, "run-1", "stranger")
@@ -105,7 +92,7 @@ def test_a_store_that_is_gone_is_said_to_who_may_write(guarded: Server, tmp_path
     assert ask(guarded, "run-1").trouble == ""
     (tmp_path / "guarded").rename(tmp_path / "moved")
     assert ask(guarded, "run-1").trouble.startswith("store: ")
-    assert ask(guarded, "run-1", "one-run").trouble == ""
+    assert ask(guarded, "run-1", "reader").trouble == ""
 
 
 def test_a_namespace_that_is_asked_about_is_not_made(server: Server) -> None:

@@ -14,6 +14,8 @@ from histospec.server.settings import options
 from histospec.server.settings.addresses import ShardAddress
 from histospec.server.settings.config import Config
 from histospec.v1 import draft_pb2 as pb
+from tests.support.batches import put
+from tests.support.contents import on_disk, tokens
 from tests.support.servers import Server, Starter
 from tests.support.wires import Connector
 
@@ -51,12 +53,9 @@ def test_a_name_that_is_stored_stays_until_it_is_dropped() -> None:
 @pytest.fixture
 def server(start_server: Starter, tmp_path: Path) -> Server:
     """Returns a server whose store has a namespace "old " from before the rule."""
-    recording = tmp_path / "old.jsonl"
-    recording.write_text(
-        json.dumps({"namespace": "old ", "prompt": [1], "responses": [{"tokens": [2, 3, 4], "epoch": 1}]})
-    )
-    data = tmp_path / "server-0"
-    assert cli.main(["restore", str(recording), "--data-dir", str(data)]) == 0
+    store = on_disk(tmp_path, "server-0")
+    put(store, tokens(2, 3, 4), 1, prompt=tokens(1), namespace="old ")
+    store.close()
     return start_server()
 
 

@@ -27,9 +27,9 @@ class Recorder(Engine):
         self.ingest("run", [1], [RESPONSE, RESPONSE[::-1].copy()])
         self.calls: list[tuple[int, int]] = []
 
-    def try_step(self, sessions: Any, new_tokens: Any, new_offsets: Any, **options: Any) -> Any:
+    def step(self, sessions: Any, new_tokens: Any, new_offsets: Any, *limits: Any, **options: Any) -> Any:
         self.calls.append((len(sessions), len(new_tokens)))
-        return super().try_step(sessions, new_tokens, new_offsets, **options)
+        return super().step(sessions, new_tokens, new_offsets, *limits, **options)
 
 
 def asked(sessions: list[int], texts: list[np.ndarray], positions: list[int], max_tokens: int) -> slices.StepRequest:

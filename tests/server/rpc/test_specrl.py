@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import grpc
 import numpy as np
@@ -14,12 +15,12 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 
 from histospec.client import DraftClient
 from histospec.server.errors import InvalidRequest, LimitExceeded
-from histospec.server.rpc.specrl import tokens_of
-from histospec.server.rpc.visits import PAUSE_SECONDS
+from histospec.server.rpc.specrl import PAUSE_SECONDS, tokens_of
 from histospec.specrl import rollout_cache_pb2 as specrl_pb2
 from histospec.v1 import draft_pb2 as pb
-from tests.support.servers import Server, Starter
+from tests.support.servers import Server, Starter, secret, with_tokens
 from tests.support.specrl_updater import Updater, hash_of
+from tests.support.waiting import eventually
 from tests.support.wires import Connector, Wire
 
 SERVICE = "specrl.RolloutCacheService"
@@ -43,6 +44,12 @@ def epochs(wire: Wire, prompt: Sequence[int] = PROMPT) -> list[int]:
     """Returns the stored responses, oldest first."""
     answer = wire.stub.History(pb.HistoryRequest(namespace="specrl", prompt=wire.i32(prompt)))
     return [response.epoch for response in answer.responses]
+
+
+def logged(server: Server, event: str, count: int) -> list[dict[str, Any]]:
+    """Returns the log lines of an event once there are that many: a thread of the test reads them."""
+    eventually(lambda: len([line for line in server.log if line.get("event") == event]) >= count)
+    return [line for line in server.log if line.get("event") == event]
 
 
 def pause() -> None:
@@ -72,7 +79,7 @@ def test_what_it_sends_is_drafted_from(server: Server, updater: Updater) -> None
     assert metrics["histospec_ingested_responses_total"] == 3
     assert metrics["histospec_ingested_tokens_total"] == len(RESPONSE) + 5 + 2
     assert metrics['histospec_rpc_seconds_count{method="UpdateCache"}'] == 2
-    lines = [line for line in server.log if line.get("event") == "ingested"]
+    lines = logged(server, "ingested", 2)
     assert sorted((line["namespace"], line["responses"]) for line in lines) == [("specrl", 1), ("specrl", 2)]
 
 
@@ -108,7 +115,7 @@ def test_an_empty_response_costs_no_other(server: Server, wire: Wire, updater: U
     assert updater.burst([(PROMPT, [RESPONSE, [], RESPONSE[:5], []]), ([7], [[]])]) == []
     assert wire.history(PROMPT, "specrl") == [RESPONSE, RESPONSE[:5]]
     assert wire.history([7], "specrl") == []
-    lines = [line for line in server.log if line.get("event") == "empty responses left out"]
+    lines = logged(server, "empty responses left out", 2)
     assert sorted((line["level"], line["empty"], line["others"]) for line in lines) == [
         ("warning", 1, 0),
         ("warning", 2, 2),
@@ -171,10 +178,8 @@ def test_bytes_that_are_no_message_are_refused(wire: Wire) -> None:
 
 
 def test_only_who_may_write_there_is_served(start_server: Starter, connect: Connector, tmp_path: Path) -> None:
-    secrets = {"run": "trainer-secret-0123456789", "specrl": "updater-secret-0123456789"}
-    text = [f'[[token]]\nname = "{n}"\nsecret = "{s}"\nnamespaces = ["{n}*"]\n' for n, s in secrets.items()]
-    (tmp_path / "tokens.toml").write_text("".join(text))
-    server = start_server("--tokens", str(tmp_path / "tokens.toml"), "--specrl-namespace", "specrl-7")
+    tokens = with_tokens(tmp_path, run={"namespaces": ["run*"]}, specrl={"namespaces": ["specrl*"]})
+    server = start_server(*tokens, "--specrl-namespace", "specrl-7")
     updater = Updater(connect(server.endpoint).channel)
     code, words = refused(lambda: updater.update(PROMPT, [RESPONSE]))
     assert (code, "SpecRL's updater cannot send one: send to a server without --tokens" in words) == (
@@ -182,11 +187,11 @@ def test_only_who_may_write_there_is_served(start_server: Starter, connect: Conn
         True,
     ), words
     assert "HISTOSPEC_TOKEN" not in words  # which the updater does not read
-    stranger = [("authorization", f"Bearer {secrets['run']}")]
+    stranger = [("authorization", f"Bearer {secret('run')}")]
     code, words = refused(lambda: updater.update(PROMPT, [RESPONSE], metadata=stranger))
     assert (code, "no right to write in namespace 'specrl-7'" in words) == ("PERMISSION_DENIED", True)
-    assert updater.update(PROMPT, [RESPONSE], metadata=[("authorization", f"Bearer {secrets['specrl']}")])
-    with DraftClient(server.endpoint, namespace="specrl-7", token=secrets["specrl"]) as client:
+    assert updater.update(PROMPT, [RESPONSE], metadata=[("authorization", f"Bearer {secret('specrl')}")])
+    with DraftClient(server.endpoint, namespace="specrl-7", token=secret("specrl")) as client:
         assert [np.asarray(r.tokens).tolist() for r in client.history(PROMPT)] == [RESPONSE]
     assert server.metrics()['histospec_rpc_errors_total{code="UNAUTHENTICATED",method="UpdateCache"}'] == 1
 

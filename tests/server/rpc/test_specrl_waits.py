@@ -10,8 +10,7 @@ import numpy as np
 
 from histospec.server.rpc.specrl import AT_ONCE
 from histospec.server.stores.sqlite.file import FILE_NAME
-from tests.support.memory import Peak
-from tests.support.servers import Server, Starter
+from tests.support.servers import Peak, Server, Starter
 from tests.support.specrl_updater import Updater, failures
 from tests.support.waiting import Latch, eventually
 from tests.support.wires import Connector, Wire
@@ -79,7 +78,6 @@ def test_updates_that_wait_stay_with_the_updater(server: Server, connect: Connec
     silent = Silent(connect(server.endpoint))
     response = text(400_000)  # 1.2 MB
     peak = Peak(server.pid)
-    peak.start()
     calls = Updater(wire.channel).start([([number], [response]) for number in range(PROMPTS)])
     wire.ingest([1], [[2]])  # an Ingest does not wait for them
     time.sleep(SOON)
@@ -98,7 +96,6 @@ def test_a_server_ends_while_updates_wait(start_server: Starter, connect: Connec
     wire = connect(server.endpoint)
     calls = Updater(wire.channel).start([([number], [[1, 2]]) for number in range(PROMPTS)])
     wire.ingest([1], [[2]])  # they have arrived before it
-    server.terminate()
-    assert server.wait() == 0
+    server.drain()
     silent.end()
     assert len(failures(calls)) == PROMPTS

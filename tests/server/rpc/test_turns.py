@@ -24,8 +24,7 @@ def test_turns_are_stored_with_their_problem_and_found_after_a_restart(server: S
     assert wire.history(PROMPT) == [ANSWER, SECOND]
     assert wire.history(LATER) == []
 
-    server.terminate()
-    assert server.wait() == 0
+    server.drain()
     server.start()
     wire = connect(server.endpoint)
     other = ANSWER[:20] + list(range(400, 410))

@@ -6,8 +6,7 @@ from functools import partial
 
 import pytest
 
-from histospec.server.rpc import visits
-from histospec.server.rpc.visits import BURST_SECONDS, PAUSE_SECONDS, Visits
+from histospec.server.rpc.specrl import BURST_SECONDS, PAUSE_SECONDS, Visits
 
 
 class Clock:
@@ -23,18 +22,18 @@ class Clock:
 class Trainer:
     """Sends updates to a namespace whose newest epoch they alone advance."""
 
-    def __init__(self) -> None:
+    def __init__(self, most_prompts: int = 100) -> None:
         self.clock = Clock()
         self.newest = 0
-        self._visits = Visits(self.clock)
+        self.visits = Visits(self.clock, most_prompts)
 
     def visit(self, prompt: int, burst: int) -> int:
-        self.newest = self._visits.epoch(prompt, burst, self.newest)
-        self._visits.note(prompt, burst, self.newest)
+        self.newest = self.visits.epoch(prompt, burst, self.newest)
+        self.visits.note(prompt, burst, self.newest)
         return self.newest
 
     def update(self, prompt: int) -> int:
-        with self._visits.update() as burst:
+        with self.visits.update() as burst:
             return self.visit(prompt, burst)
 
     def updates(self, prompts: Iterable[int]) -> list[int]:
@@ -45,7 +44,7 @@ class Trainer:
         arrived: list[Callable[[], int]] = []
         with ExitStack() as running:
             for prompt in prompts:
-                burst = running.enter_context(self._visits.update())
+                burst = running.enter_context(self.visits.update())
                 arrived.append(partial(self.visit, prompt, burst))
         return arrived
 
@@ -73,16 +72,16 @@ def test_a_shorter_pause_ends_no_burst(trainer: Trainer) -> None:
 
 
 def test_a_burst_goes_on_while_an_update_waits(trainer: Trainer) -> None:
-    with trainer._visits.update() as first:
+    with trainer.visits.update() as first:
         trainer.wait(10 * PAUSE_SECONDS)
-        with trainer._visits.update() as second:
+        with trainer.visits.update() as second:
             assert first == second
         trainer.wait(10 * PAUSE_SECONDS)
     trainer.wait(0.9 * PAUSE_SECONDS)
-    with trainer._visits.update() as third:
+    with trainer.visits.update() as third:
         assert third == first
     trainer.wait(PAUSE_SECONDS)
-    with trainer._visits.update() as fourth:
+    with trainer.visits.update() as fourth:
         assert fourth > first
 
 
@@ -128,6 +127,5 @@ def test_an_epoch_that_another_caller_gave_is_followed(trainer: Trainer) -> None
     assert trainer.updates([1, 2]) == [7, 7]
 
 
-def test_prompts_are_bounded(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(visits, "MAX_PROMPTS", 3)
-    assert trainer.updates(range(7)) == [0, 0, 0, 1, 1, 1, 2]
+def test_prompts_are_bounded() -> None:
+    assert Trainer(most_prompts=3).updates(range(7)) == [0, 0, 0, 1, 1, 1, 2]

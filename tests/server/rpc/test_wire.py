@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from histospec.v1 import draft_pb2 as pb
 from tests.support import hostile
 from tests.support.wire_target import UNARY, Shard, framed
+from tests.support.wires import Wire, i32
 
 
 @pytest.fixture(scope="module")
@@ -33,14 +34,8 @@ def packed(dtype: str, values: st.SearchStrategy, most: int = 4) -> st.SearchStr
 
 def step(rows: list[tuple[int, int, list[int]]]) -> pb.Step:
     """Returns a consistent step; a row has a session, its position and its tokens."""
-    return pb.Step(
-        sessions=np.array([session for session, _, _ in rows], "<u8").tobytes(),
-        positions=hostile.i32(*(position for _, position, _ in rows)),
-        lengths=hostile.i32(*(len(text) for _, _, text in rows)),
-        tokens=hostile.i32(*(token for _, _, text in rows for token in text)),
-        max_tokens=4,
-        verify_cost=0.05,
-    )
+    sessions, positions = [session for session, _, _ in rows], [position for _, position, _ in rows]
+    return Wire.step(sessions, [text for _, _, text in rows], positions, max_tokens=4)
 
 
 WIDE = packed("<i4", st.integers(-1, 2**31 - 1), 12) | st.binary(max_size=9)
@@ -48,7 +43,7 @@ TOKENS = mostly(packed("<i4", st.integers(0, 2), 8), WIDE)
 ID = mostly(st.integers(0, 2), st.integers(0, 2**64 - 1))
 WHO = {
     "namespace": mostly(st.just("a"), st.text(max_size=2)),
-    "prompt": mostly(st.just(hostile.i32(1, 2)), WIDE),
+    "prompt": mostly(st.just(i32([1, 2])), WIDE),
     "problem": mostly(st.just(""), st.text(max_size=2)),
 }
 NUMBERS = st.floats(width=32)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from histospec.server.security.watched import SETTLED_NS, Watched, _State
+from histospec.server.security.watched_files import SETTLED_NS, Watched, _State
 
 LONG_AGO = 10**9  # seconds
 
@@ -70,8 +70,8 @@ def test_a_change_that_keeps_size_and_times_is_seen(reader: Reader) -> None:
 def test_a_change_within_one_tick_of_the_clock_is_seen(reader: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file that has just changed may change again without a sign; an older one is not read again."""
     now, elapsed = 10**18, 0
-    monkeypatch.setattr("histospec.server.security.watched._state", lambda path: _State(1, 3, now, now))
-    monkeypatch.setattr("histospec.server.security.watched.time.time_ns", lambda: now + elapsed)
+    monkeypatch.setattr("histospec.server.security.watched_files._state", lambda path: _State(1, 3, now, now))
+    monkeypatch.setattr("histospec.server.security.watched_files.time.time_ns", lambda: now + elapsed)
     watched = Watched("tokens", [reader.path], reader)
     watched.look()
     reader.path.write_text("new")

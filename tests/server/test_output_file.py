@@ -1,0 +1,120 @@
+"""Files that commands write: errors come before the work, and a name never holds half a file."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from histospec.replay.plot import FORMATS
+from histospec.server import cli
+from histospec.server.errors import ConfigError
+from histospec.server.output_file import OutputError, written
+
+
+def write(name: object, **options: bool) -> None:
+    with written(str(name), **options) as file:
+        file.write(b"new")
+
+
+def test_a_file_gets_its_name_when_it_is_whole(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_bytes(b"old")
+    with pytest.raises(TypeError), written(str(file)) as opened:
+        opened.writelines([b"half" * 100_000, None])  # type: ignore[list-item]
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    assert file.read_bytes() == b"old"
+    write(file)
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    assert file.read_bytes() == b"new"
+
+
+def test_a_new_file_is_for_those_that_new_files_are_for(tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        write(tmp_path / "open")
+        write(tmp_path / "private", private=True)
+    finally:
+        os.umask(before)
+    assert (tmp_path / "open").stat().st_mode & 0o777 == 0o640
+    assert (tmp_path / "private").stat().st_mode & 0o777 == 0o600
+
+
+def test_what_is_no_file_is_left_alone_unless_forced(tmp_path: Path) -> None:
+    (tmp_path / "target").write_bytes(b"old")
+    (tmp_path / "link").symlink_to("target")
+    (tmp_path / "dangling").symlink_to("absent")
+    os.mkfifo(tmp_path / "fifo")
+    for name in ("link", "dangling", "fifo", "/dev/null", "/dev/full", ".", "absent/file", "/proc/file"):
+        with pytest.raises(ConfigError, match=f"{name}|{tmp_path}"):
+            write(tmp_path / name)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["dangling", "fifo", "link", "target"]
+    assert (tmp_path / "target").read_bytes() == b"old"
+    for name in ("link", "dangling", "/dev/null"):
+        write(tmp_path / name, force=True)
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "target").read_bytes() == (tmp_path / "absent").read_bytes() == b"new"
+    assert os.path.exists("/dev/null")
+    assert not os.path.isfile("/dev/null")
+    with pytest.raises(ConfigError, match="is a directory"):
+        write(tmp_path, force=True)
+    with pytest.raises(OutputError, match="/dev/full: no space left on device"):
+        write("/dev/full", force=True)
+
+
+def test_a_pipe_that_is_forced_gets_what_is_written(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    with subprocess.Popen(["cat", tmp_path / "fifo"], stdout=subprocess.PIPE) as reader:
+        write(tmp_path / "fifo", force=True)
+        assert reader.communicate(timeout=60)[0] == b"new"
+
+
+def test_a_descriptor_that_was_inherited_is_written_to() -> None:
+    ends = os.pipe()
+    write(f"/dev/fd/{ends[1]}")
+    assert os.read(ends[0], 10) == b"new"
+    for end in ends:
+        os.close(end)
+
+
+def test_a_database_is_not_written_over(tmp_path: Path) -> None:
+    (tmp_path / "data.sqlite").write_bytes(b"SQLite format 3\0...")
+    with pytest.raises(ConfigError, match="is a database"):
+        write(tmp_path / "data.sqlite", force=True)
+
+
+@pytest.mark.parametrize("words", [["snapshot", "/dev/stdout", "--data-dir", "absent"], ["replay", "/dev/stdin"]])
+def test_names_of_the_standard_streams_are_no_symlinks_to_refuse(words: list[str], tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "histospec.server", *words]
+    done = subprocess.run(command, cwd=tmp_path, input="", capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert "symlink" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (["--plot", "x.unknown"], "--plot x.unknown: unknown plot format 'unknown'; use png, pdf,"),
+        (["--plot", "absent/x.png"], "absent/x.png: cannot make a file in this folder"),
+        (["--plot", "/dev/null"], "/dev/null is a device or a pipe; give the name of a file, or --force"),
+        (["--json", "absent/x.json"], "absent/x.json: cannot make a file in this folder"),
+        (["--json", "."], ". is a directory"),
+        (["--json", "-", "--plot", "-"], "--json and --plot both write to standard output"),
+    ],
+)
+def test_what_cannot_be_written_is_said_before_the_recording_is_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], flags: list[str], sentence: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["replay", "absent.jsonl", *flags]) == 2
+    text = capsys.readouterr().err
+    assert sentence in text
+    assert text.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_every_format_of_a_plot_is_known_to_matplotlib() -> None:
+    from matplotlib.backend_bases import FigureCanvasBase
+
+    assert set(FORMATS) <= set(FigureCanvasBase.get_supported_filetypes())
