@@ -31,7 +31,7 @@ Open = Callable[..., RedisStore]
 @pytest.fixture
 def open_store() -> Iterator[Open]:
     """open_store(url or a function that returns it) opens a shard's store."""
-    stores = []
+    stores: list[RedisStore] = []
 
     def open_(url: str | Callable[[], str], servers: type[Servers] = Servers) -> RedisStore:
         where = url if callable(url) else lambda: url
