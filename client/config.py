@@ -187,6 +187,7 @@ class Config:
 def configure(
     endpoint: str | None = None,
     namespace: str | None = None,
+    *,
     token: str | None = None,
     tls: Tls | bool | None = None,
     deadline: float | None = None,
@@ -200,9 +201,9 @@ def configure(
         ConfigurationError: a setting is missing or malformed; the message says what to set.
     """
     _, where = _given("endpoint", endpoint, "the server's address", "host:6378,host2:6378", MAX_ENDPOINT)
-    said, run = _given("namespace", namespace, "the name of the training run", "run-1", MAX_NAMESPACE)
+    source, run = _given("namespace", namespace, "the name of the training run", "run-1", MAX_NAMESPACE)
     if wrong := white_space(run):
-        raise ConfigurationError(f"{said}: {wrong}")
+        raise ConfigurationError(f"{source}: {wrong}")
     for name, value, kind in (
         ("timeouts", timeouts, Timeouts),
         ("breaker", breaker, Breaker),
@@ -235,15 +236,15 @@ def configure(
 
 def _given(name: str, value: Any, what: str, example: str, most: int) -> tuple[str, str]:
     """Returns an argument, or else its environment variable: the name of the one that is set, and its text."""
-    said = name
+    source = name
     if value is None or (isinstance(value, str) and not value):
-        said = f"HISTOSPEC_{name.upper()}"
-        value = os.environ.get(said)
+        source = f"HISTOSPEC_{name.upper()}"
+        value = os.environ.get(source)
         if not value:
-            raise ConfigurationError(f"{name}: pass {what}, such as {example!r}, or set {said}")
+            raise ConfigurationError(f"{name}: pass {what}, such as {example!r}, or set {source}")
     if not isinstance(value, str):
         raise ConfigurationError(f"{name}: must be a string, such as {example!r}; is {arguments.shown(value)}")
-    return said, _checked(arguments.text, said, value, most)
+    return source, _checked(arguments.text, source, value, most)
 
 
 def _deadline(name: str, value: Any) -> float:

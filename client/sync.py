@@ -6,22 +6,21 @@ import time
 import weakref
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, NoReturn, overload
+from typing import Any, NoReturn
 
-from histospec.client import arguments, fork
-from histospec.client.aio import GRACE
+from histospec.client import arguments, quiet_grpc
+from histospec.client.arguments import same_as
 from histospec.client.config import Breaker, Limits, Timeouts, Tls, configure
-from histospec.client.core.budget import Budget, Report
 from histospec.client.core.core import Core
 from histospec.client.core.shard import Pending
-from histospec.client.transport import calls, greeting
-from histospec.client.transport.lifetime import PumpedConnections
-from histospec.client.transport.many import carry_out
+from histospec.client.transport import calls
+from histospec.client.transport.connections import BlockingConnections
 from histospec.client.transport.pump import Pump
-from histospec.client.transport.single import BlockingCalls
 from histospec.client.transport.stream import Streams
 from histospec.client.values import Draft, Inspection, LengthPrediction, Response, Shard, Stats, Tokens
-from histospec.protocol.costs import DEFAULT_VERIFY_COST
+
+GRACE = 0.001
+"""How many seconds a receive past its deadline waits for drafts that have already arrived."""
 
 
 class DraftClient:
@@ -35,7 +34,7 @@ class DraftClient:
             drafts = client.step(sessions, [[4, 5]])                     # report new tokens, get drafts
             client.finish(sessions, commit=True, epochs=1)               # add the responses to the history
 
-    `close()` is `shutdown()`, as with files and sockets. `close(sessions)` is `finish`, as in earlier versions.
+    `close()` is `shutdown()`, as with files and sockets. `close(sessions)` is `finish`.
 
     A step never waits longer than the deadline, and never raises an error of the server or the network; its drafts are
     then empty. Sessions survive a restart of the server, because the client keeps their tokens and opens them again.
@@ -79,24 +78,21 @@ class DraftClient:
         breaker: Breaker | None = None,
         limits: Limits | None = None,
     ) -> None:
-        self.config = configure(endpoint, namespace, token, tls, deadline, timeouts, breaker, limits)
+        self.config = configure(
+            endpoint, namespace,
+            token=token, tls=tls, deadline=deadline, timeouts=timeouts, breaker=breaker, limits=limits,
+        )  # fmt: skip
         self._pump = Pump()
         self._core = Core(self.config, self._pump.wake)
         self._streams = Streams(self._core)
-        self._connections = PumpedConnections(self._core, self._streams, pump=self._pump)
-        self._calls = BlockingCalls(self._core, self._streams, self._connections)
+        self._connections = BlockingConnections(self._core, self._streams, self._pump)
         self._dropped = weakref.finalize(self, self._connections.dropped)
         self._dropped.atexit = False  # type: ignore[misc]  # the end of the process closes the connections
 
     # ---- drafting: never raises an error of the server ------------------------------------------------------------
 
-    def open(
-        self,
-        prompts: Sequence[Tokens],
-        problems: Sequence[str | None] | None = None,
-        generated: Sequence[Tokens] | None = None,
-        seeds: Sequence[int | None] | None = None,
-    ) -> list[int]:
+    @same_as(Core.open)
+    def open(self, *args: Any, **kwargs: Any) -> list[int]:
         """Opens a session for each prompt. Returns at once; the next message tells the server.
 
         Args:
@@ -113,19 +109,10 @@ class DraftClient:
         Raises:
             ValueError: an argument is malformed; no session was opened.
         """
-        return self._core.begin_sessions(prompts, problems, generated, seeds)
+        return self._core.open(*args, **kwargs)
 
-    def step(
-        self,
-        sessions: Sequence[int],
-        new_tokens: Sequence[Tokens],
-        max_tokens: int = 16,
-        verify_cost: float = DEFAULT_VERIFY_COST,
-        *,
-        verified: Sequence[int] | None = None,
-        model_drafted: Sequence[int] | None = None,
-        model_accepted: Sequence[int] | None = None,
-    ) -> list[Draft]:
+    @same_as(Core.send)
+    def step(self, *args: Any, **kwargs: Any) -> list[Draft]:
         """Reports the new tokens of each session, and returns a draft for each within the deadline.
 
         Args:
@@ -147,33 +134,13 @@ class DraftClient:
             ValueError: an argument is malformed; nothing was changed.
             UnknownSession: a session is not open; nothing was changed.
         """
-        pending = self.send(
-            sessions, new_tokens, max_tokens, verify_cost,
-            verified=verified, model_drafted=model_drafted, model_accepted=model_accepted,
-        )  # fmt: skip
-        return self.receive(pending)
+        return self.receive(self.send(*args, **kwargs))
 
-    def send(
-        self,
-        sessions: Sequence[int],
-        new_tokens: Sequence[Tokens],
-        max_tokens: int = 16,
-        verify_cost: float = DEFAULT_VERIFY_COST,
-        *,
-        verified: Sequence[int] | None = None,
-        model_drafted: Sequence[int] | None = None,
-        model_accepted: Sequence[int] | None = None,
-    ) -> Pending:
+    @same_as(Core.send)
+    def send(self, *args: Any, **kwargs: Any) -> Pending:
         """Sends a step and returns without waiting for the drafts. The deadline of the step starts here.
 
-        Args:
-            sessions: as for `step`.
-            new_tokens: as for `step`.
-            max_tokens: as for `step`.
-            verify_cost: as for `step`.
-            verified: as for `step`.
-            model_drafted: as for `step`.
-            model_accepted: as for `step`.
+        The arguments are those of `step`.
 
         Returns:
             The pending step, for `receive`.
@@ -182,9 +149,7 @@ class DraftClient:
             ValueError: an argument is malformed; nothing was changed.
             UnknownSession: a session is not open; nothing was changed.
         """
-        budget = Budget(max_tokens, verify_cost)
-        report = Report(verified, model_drafted, model_accepted)
-        pending = self._core.advance_sessions(sessions, new_tokens, budget, time.monotonic(), report)
+        pending = self._core.send(*args, **kwargs)
         if pending.touched:
             # Without a reference to the client, which a function that waits on the loop would keep alive.
             self._pump.run(partial(self._streams.kick, pending.touched), self.config.timeouts.step)
@@ -199,22 +164,14 @@ class DraftClient:
         Returns:
             As `step`.
         """
-        fork.refuse()
+        quiet_grpc.refuse_after_fork()
         arguments.instance("pending", pending, Pending, "give what send returned")
         if not pending.done:
             self._pump.wait(lambda: pending.done, max(GRACE, pending.deadline - time.monotonic()))
-        return self._core.collect(pending, time.monotonic())
+        return self._core.collect(pending)
 
-    def finish(
-        self,
-        sessions: Sequence[int],
-        commit: bool = True,
-        epochs: int | Sequence[int | None] | None = None,
-        rewards: float | Sequence[float | None] | None = None,
-        logprobs: Sequence[Any] | None = None,
-        changes: int | Sequence[int] | None = None,
-        alternatives: Sequence[bytes | None] | None = None,
-    ) -> None:
+    @same_as(Core.finish)
+    def finish(self, *args: Any, **kwargs: Any) -> None:
         """Ends sessions. Returns at once; the next message, or `flush`, tells the server.
 
         Args:
@@ -232,7 +189,7 @@ class DraftClient:
             ValueError: an argument is malformed; no session was closed.
             UnknownSession: a session is not open; no session was closed.
         """
-        self._core.end_sessions(sessions, commit, epochs, rewards, logprobs, changes, alternatives)
+        self._core.finish(*args, **kwargs)
 
     def flush(self, timeout: float | None = None) -> None:
         """Sends waiting opens and closes, and waits until the server has acknowledged the commits.
@@ -243,12 +200,12 @@ class DraftClient:
         Args:
             timeout: seconds; None: the deadline of a step.
         """
-        until = time.monotonic() + self._core.patience(timeout)
-        while touched := self._core.flush(time.monotonic()):
+        until = time.monotonic() + self._core.flush_seconds(timeout)
+        while touched := self._core.flush():
             self._pump.run(partial(self._streams.kick, touched), until - time.monotonic())
             self._pump.wait(partial(self._core.settled, touched), until - time.monotonic())
             if time.monotonic() >= until:
-                self._core.overdue(touched, time.monotonic())
+                self._core.overdue(touched)
                 return
 
     def stats(self) -> Stats:
@@ -280,7 +237,7 @@ class DraftClient:
             ValueError: an argument is malformed; nothing was sent.
             HistoSpecError: see `histospec.client.errors`.
         """
-        self._calls.do(calls.ingest, prompt, responses, epoch, problem, seeds)
+        self._connections.do(calls.ingest, prompt, responses, epoch, problem, seeds)
 
     def history(self, prompt: Tokens, problem: str | None = None, limit: int | None = None) -> list[Response]:
         """Returns the stored responses of a problem, oldest first. The list is empty if there are none.
@@ -297,7 +254,7 @@ class DraftClient:
             HistoSpecError: see `histospec.client.errors`.
         """
         self.flush(self.config.timeouts.shutdown)
-        return self._calls.do(calls.history, prompt, problem, limit)[0]
+        return self._connections.do(calls.history, prompt, problem, limit)[0]
 
     def histories(
         self, prompts: Sequence[Tokens], problems: Sequence[str | None] | None = None, limit: int | None = None
@@ -317,9 +274,9 @@ class DraftClient:
             HistoSpecError: as for `history`, but not Unavailable.
         """
         self.flush(self.config.timeouts.shutdown)
-        self._calls.find()
+        self._connections.find()
         plan = calls.histories(self._core, prompts, problems, limit)
-        return [None if answer is None else answer[0] for answer in carry_out(plan, self._calls.one)]
+        return [None if answer is None else answer[0] for answer in self._connections.many(plan)]
 
     def ingest_many(
         self,
@@ -346,9 +303,9 @@ class DraftClient:
             ValueError: an argument is malformed; nothing was sent.
             HistoSpecError: as for `ingest`, but not Unavailable.
         """
-        self._calls.find()
+        self._connections.find()
         plan = calls.ingest_many(self._core, prompts, responses, epoch, problems, seeds)
-        return [answer is not None for answer in carry_out(plan, self._calls.one)]
+        return [answer is not None for answer in self._connections.many(plan)]
 
     def predict_length(
         self,
@@ -369,7 +326,7 @@ class DraftClient:
             ValueError: an argument is malformed; nothing was sent.
             HistoSpecError: see `histospec.client.errors`.
         """
-        return self._calls.do(calls.predict_length, prompt, problem, generated, quantiles)[0]
+        return self._connections.do(calls.predict_length, prompt, problem, generated, quantiles)[0]
 
     def predict_lengths(
         self,
@@ -393,14 +350,14 @@ class DraftClient:
             ValueError: an argument is malformed; nothing was sent.
             HistoSpecError: as for `predict_length`, but not Unavailable.
         """
-        self._calls.find()
+        self._connections.find()
         asked = calls.predict_lengths(self._core, prompts, problems, generated, quantiles)
-        return asked.in_order(carry_out(asked.calls, self._calls.one))
+        return asked.in_order(self._connections.many(asked.calls))
 
     def topology(self) -> list[Shard]:
         """Returns the shards of the service: the discovered ones, or those that the first endpoint knows."""
-        self._calls.find()
-        return calls.members(self._core) or self._calls.do(calls.topology)[0]
+        self._connections.find()
+        return calls.members(self._core) or self._connections.do(calls.topology)[0]
 
     def inspect(self, timeout: float | None = None) -> list[Inspection]:
         """Returns facts about every shard and the namespace. The command `histospec doctor` explains them.
@@ -411,7 +368,7 @@ class DraftClient:
         Raises:
             HistoSpecError: see `histospec.client.errors`.
         """
-        return self._calls.do(calls.inspect, timeout)
+        return self._connections.do(calls.inspect, timeout)
 
     def greet(self, timeout: float) -> list[Inspection]:
         """Returns the result of `inspect` for the shards that answer, and logs why others do not. For starting workers.
@@ -419,12 +376,11 @@ class DraftClient:
         Args:
             timeout: seconds for each shard.
         """
-        self._calls.find(timeout)
-        return greeting.greet(self._core, self._calls.one, timeout)
+        return self._connections.greet(timeout)
 
     def drop_namespace(self) -> int:
         """Deletes everything in the namespace, on every shard. Returns how many responses it deleted."""
-        return sum(self._calls.do(calls.drop_namespace))
+        return sum(self._connections.do(calls.drop_namespace))
 
     def rewind(self, epoch: int) -> int:
         """Deletes every response of a newer epoch, on every shard. Returns how many responses it deleted.
@@ -434,7 +390,7 @@ class DraftClient:
         Args:
             epoch: the newest epoch to keep.
         """
-        return sum(self._calls.do(calls.rewind, epoch))
+        return sum(self._connections.do(calls.rewind, epoch))
 
     # ---- the end --------------------------------------------------------------------------------------------------
 
@@ -443,30 +399,17 @@ class DraftClient:
 
         Afterwards steps return empty drafts, and calls that need the server raise Unavailable.
         """
-        if fork.forked():  # the connections belong to the parent
+        if quiet_grpc.forked():  # the connections belong to the parent
             return
-        if not self._calls.end():
+        if not self._connections.begin_end():
             return
         self._dropped.detach()
         self.flush(self.config.timeouts.shutdown)
         self._core.report_losses()
         self._connections.end()
 
-    @overload
-    def close(self) -> None: ...
-    @overload
-    def close(
-        self,
-        sessions: Sequence[int],
-        commit: bool = True,
-        epochs: int | Sequence[int | None] | None = None,
-        rewards: float | Sequence[float | None] | None = None,
-        logprobs: Sequence[Any] | None = None,
-        changes: int | Sequence[int] | None = None,
-        alternatives: Sequence[bytes | None] | None = None,
-    ) -> None: ...
     def close(self, *args: Any, **kwargs: Any) -> None:
-        """Calls `shutdown` without arguments, and `finish` with arguments, as earlier versions did."""
+        """Calls `shutdown` without arguments, and `finish` with arguments."""
         if args or kwargs:
             self.finish(*args, **kwargs)
         else:
@@ -476,7 +419,7 @@ class DraftClient:
         return f"<DraftClient {self._core.summary()}>"
 
     def __enter__(self) -> DraftClient:
-        fork.refuse()
+        quiet_grpc.refuse_after_fork()
         return self
 
     def __reduce__(self) -> NoReturn:

@@ -44,8 +44,8 @@ class Response:
     """The most probable other tokens at its places, as `histospec.protocol.alternatives` packs them. None: unknown."""
 
     def __repr__(self) -> str:
-        said = {each.name: getattr(self, each.name) for each in fields(self)[1:]}
-        rest = [f"{name}={brief(value)}" for name, value in said.items() if value is not None]
+        given = {each.name: getattr(self, each.name) for each in fields(self)[1:]}
+        rest = [f"{name}={brief(value)}" for name, value in given.items() if value is not None]
         return f"Response({', '.join([brief(self.tokens), *rest])})"
 
 
@@ -165,7 +165,7 @@ class NamespaceFacts:
     lookups_miss: int
     """Sessions opened on a problem without history."""
     drafts_hit: int = 0
-    """Drafts with tokens that workers asked for. A server older than 0.3 reports 0 for this counter and the next."""
+    """Drafts with tokens that workers asked for."""
     drafts_empty: int = 0
     undrafted_tokens: int = 0
     """Steps for which workers asked for no draft."""

@@ -41,18 +41,17 @@ SERVER = [
     "histospec.server.app",
 ]
 CLIENT = [
-    "histospec.client.quiet_grpc",
     "histospec.client.errors",
-    "histospec.client.arguments",
+    "histospec.client.quiet_grpc",
     "histospec.client.values",
+    "histospec.client.arguments",
     "histospec.client.config",
     "histospec.client.seeds",
-    "histospec.client.fork",
     "histospec.client.recorder",
     "histospec.client.core",
     "histospec.client.transport",
-    "histospec.client.aio",
     "histospec.client.sync",
+    "histospec.client.aio",
     "histospec.client",  # the public names
     "histospec.client.rollouts",
     "histospec.client.vllm",

@@ -4,7 +4,7 @@ import grpc
 import pytest
 
 import histospec.client as client
-from histospec.client.core.room import ServerLimits
+from histospec.client.core.message_limits import ServerLimits
 from histospec.client.errors import from_status
 from histospec.protocol.refusals import draft_too_long, too_many
 from histospec.server import errors as server

@@ -1,191 +1,216 @@
 """Keeps finished responses until the server acknowledges them: sends them, sends them again, and gives them up.
 
-Belongs to the core, which locks. A response waits at the shard that owns its problem. Each member has an equal share of
-the limits; a shard that has left has none. Beyond the limits, the shard furthest over its share loses its oldest
-response. A shard within its share therefore loses nothing, whatever the others do.
+Belongs to the core, which locks. A response waits in the queue of the shard that owns its problem. Each member has an
+equal share of the limits; a shard that has left has none. Beyond the limits, the queue furthest over its share loses
+its oldest response. A shard within its share therefore loses nothing, whatever the others do.
 """
 
 import logging
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 
 from histospec.client.config import Limits
-from histospec.client.core.conversation import Conversation
-from histospec.client.core.membership import Membership
-from histospec.client.core.news import Losses
-from histospec.client.core.room import UNLIMITED
-from histospec.client.core.session import Commit
-from histospec.client.core.shard import ShardState
+from histospec.client.core.outage_log import Losses
+from histospec.client.core.session import Session
 from histospec.client.values import ShardStats, Stats
 
 log = logging.getLogger("histospec.client")
 
 MAX_ATTEMPTS = 3
 """The client drops a response that the server turned down this often: the server would turn it down every time."""
-
-
 FIRST_PAUSE, LAST_PAUSE = 1.0, 30.0
-"""Seconds until the client sends again what a store could not take."""
+"""Seconds until the client sends again what a store could not take; the pause doubles from the first to the last."""
+
+
+@dataclass(slots=True, eq=False)
+class Commit:
+    """A finished response on its way into the history, kept until the server acknowledges it."""
+
+    session: Session
+    epoch: int | None
+    reward: float | None
+    logprobs: bytes
+    changes: int = 0
+    alternatives: bytes = b""
+    attempts: int = 0
+    """How often a server turned it down."""
+    number: int = 0
+    """Increases in the order in which responses finished."""
+    queue: "CommitQueue | None" = None
+    """The queue that counts it; None before it is kept."""
+
+    @property
+    def bytes(self) -> int:
+        """Its bytes in memory, and approximately on the wire."""
+        return self.session.bytes + len(self.logprobs) + len(self.alternatives)
+
+
+@dataclass(eq=False)
+class CommitQueue:
+    """The finished responses of one shard. Outlives the shard, for the sake of its counters."""
+
+    name: str
+    member: bool = True
+    """Whether the shard is a member of the service."""
+    stats: ShardStats = field(default_factory=ShardStats)
+    waiting: deque[Commit] = field(default_factory=deque)
+    """Responses to send; those that were sent are counted, too."""
+    drop_oldest: Callable[[], Commit] = field(init=False)
+    """Removes and returns the oldest response, also if it was sent; the shard sets it."""
+    _fresh: int = 0
+    """Bytes of responses added since the last ones were sent; they go with the next step, whatever else waits."""
+    _pause: float = 0.0
+    _not_before: float = -math.inf
+    """When to send again after the shard's store could not take the last ones, on the monotonic clock."""
+
+    def due(self, now: float) -> bool:
+        """Returns whether there is a response to send."""
+        return bool(self.waiting) and now >= self._not_before
+
+    def add(self, commit: Commit) -> None:
+        """Adds a response that has just finished."""
+        self.waiting.append(commit)
+        self._fresh += commit.bytes
+
+    def take(self, now: float, capacity: int, most: int) -> list[Commit]:
+        """Removes the oldest responses to send: `capacity` bytes and as many as were added since, but at most `most`.
+
+        After an outage the rest follows with later messages, so that no step waits behind all of it.
+        """
+        size, limit = 0, min(max(0, capacity) + self._fresh, most)
+        batch = []
+        while self.due(now) and size < limit:
+            commit = self.waiting.popleft()
+            batch.append(commit)
+            size += commit.bytes
+        self._fresh = max(0, self._fresh - size)
+        return batch
+
+    def forget_fresh(self) -> None:
+        """Lets all responses wait for capacity, as the shard cannot take them now."""
+        self._fresh = 0
+
+    def pause(self, reason: str, now: float) -> None:
+        """Sends nothing for a while that doubles: the shard's store could not take the last responses."""
+        if not self._pause:
+            log.warning("HistoSpec: %s: responses wait for its store: %s", self.name, reason)
+        self._pause = min(max(FIRST_PAUSE, 2 * self._pause), LAST_PAUSE)
+        self._not_before = now + self._pause
+        self._fresh = 0
+
+    def acknowledge(self, commits: Sequence[Commit]) -> None:
+        """Notes that the shard has stored these."""
+        if commits:
+            self._pause = 0.0
+            self.stats.committed += len(commits)
 
 
 class Commits:
-    """The responses that wait, within `limits`. Counts in `stats` and by shard what becomes of them."""
+    """The responses of all shards, within `limits`. `owner` returns the queue of the shard that owns a session."""
 
-    def __init__(self, members: Membership, limits: Limits, stats: Stats) -> None:
+    def __init__(self, limits: Limits, stats: Stats, owner: Callable[[Session], CommitQueue]) -> None:
         self.losses = Losses()
         self.pending = 0
         """How many responses wait, for all shards."""
-        self._members = members
         self._limits = limits
         self._stats = stats
+        self._owner_of = owner
         self._number = 0
         self._bytes = 0
-        self._books: dict[str, ShardStats] = {}
-        self._owners: dict[int, ShardState] = {}  # the shard at which each commit waits, by its number
+        self._queues: dict[str, CommitQueue] = {}
+
+    def queue(self, name: str) -> CommitQueue:
+        """Returns the queue of a shard, which continues an earlier one of this name."""
+        return self._queues.setdefault(name, CommitQueue(name))
 
     def by_shard(self) -> dict[str, ShardStats]:
         """Returns copies of the counters of every member, and of every former shard whose counters are not zero."""
-        for shard in self._members.shards:
-            self._book(shard)
-        members = {shard.name for shard in self._members.shards}
         empty = ShardStats()
-        return {name: replace(book) for name, book in self._books.items() if name in members or book != empty}
+        return {q.name: replace(q.stats) for q in self._queues.values() if q.member or q.stats != empty}
 
-    def keep(self, shard: ShardState, commit: Commit) -> None:
-        """Adds a response. While too many wait, drops the oldest of the shard furthest over its share."""
+    def keep(self, queue: CommitQueue, commit: Commit) -> None:
+        """Adds a response. While too many wait, drops the oldest of the queue furthest over its share."""
         self._number += 1
         commit.number = self._number
-        self._enter(shard, commit)
-        shard.commits.append(commit)
-        shard.fresh += commit.bytes
+        self._enter(queue, commit)
+        queue.add(commit)
         while (over := self._over()) is not None:
-            oldest = self._oldest(over)
-            over.forget(oldest.session)
-            self.drop(over, oldest, "too many wait for the server")
+            self.drop(over.drop_oldest(), "too many wait for the server")
 
-    def _over(self) -> ShardState | None:
-        """Returns the shard that has to lose a response; None if all is within the limits."""
-        limits = self._limits
+    def _over(self) -> CommitQueue | None:
+        """Returns the queue that has to lose a response; None if all is within the limits."""
+        queues, limits = self._queues.values(), self._limits
+        members = sum(queue.member for queue in queues)
         if self._bytes > limits.commit_bytes:
-            return max(
-                self._members.everybody, key=lambda s: self._book(s).pending_bytes - self._share(s, limits.commit_bytes)
-            )
+            return max(queues, key=lambda q: q.stats.pending_bytes - q.member * limits.commit_bytes / members)
         if self.pending > limits.commits:
-            return max(self._members.everybody, key=lambda s: self._book(s).pending - self._share(s, limits.commits))
+            return max(queues, key=lambda q: q.stats.pending - q.member * limits.commits / members)
         return None
 
-    def _share(self, shard: ShardState, limit: int) -> float:
-        return 0 if shard.left else limit / len(self._members.shards)
-
-    @staticmethod
-    def _oldest(shard: ShardState) -> Commit:
-        """Removes and returns the first response that waits, or else the first one sent, which may still be stored."""
-        if shard.commits:
-            return shard.commits.popleft()
-        assert shard.conversation is not None
-        sent = shard.conversation.commits
-        sequence, batch = next(iter(sent.items()))
-        if len(batch) == 1:
-            del sent[sequence]
-        return batch.pop(0)
-
-    def dispatch(self, shard: ShardState, conversation: Conversation, now: float, room: int = UNLIMITED) -> None:
-        """Sends closes and the oldest commits: as many bytes as were added since the last call, and `room` more.
-
-        After an outage the rest follows with later messages, so that no step waits behind all of it. A full message
-        that is not acknowledged yet holds up all further ones.
-        """
-        if not (shard.commits or shard.closes):
-            shard.fresh = 0
-            return
-        most = self._limits.message_bytes - conversation.flow.unacknowledged
-        room = min(max(0, room) + shard.fresh, most)
-        batch, size = [], 0
-        while shard.due(now) and size < room:
-            commit = shard.commits.popleft()
-            batch.append(commit)
-            size += commit.bytes
-        shard.fresh = max(0, shard.fresh - size)
-        if batch or shard.closes:
-            left = conversation.queue_closes(batch, shard.closes, now)
-            shard.closes = []
-            shard.commits.extendleft(reversed(left))
-
-    def acknowledged(self, shard: ShardState, commits: Iterable[Commit]) -> None:
-        """Notes that the shard has stored these."""
+    def acknowledged(self, queue: CommitQueue, commits: Sequence[Commit]) -> None:
+        """Notes that a shard has stored these."""
+        queue.acknowledge(commits)
+        self._stats.commits += len(commits)
         for commit in commits:
-            shard.patience = 0.0
             self._leave(commit)
-            self._book(shard).committed += 1
-            self._stats.commits += 1
 
-    def postpone(self, shard: ShardState, commits: Sequence[Commit], reason: str, now: float) -> None:
-        """Puts these first again, after a pause that doubles: the shard's store could not take them."""
-        if not shard.patience:
-            log.warning("HistoSpec: %s: responses wait for its store: %s", shard.name, reason)
-        shard.patience = min(max(FIRST_PAUSE, 2 * shard.patience), LAST_PAUSE)
-        shard.not_before = now + shard.patience
-        shard.fresh = 0
-        for commit in reversed(commits):
-            self._owner(commit).commits.appendleft(commit)
-
-    def again(self, shard: ShardState, commits: Iterable[Commit]) -> None:
+    def again(self, commits: Iterable[Commit]) -> None:
         """Puts these last again, or drops them after MAX_ATTEMPTS: the server did not know their sessions."""
         for commit in commits:
             commit.attempts += 1
             if commit.attempts < MAX_ATTEMPTS:
-                self._owner(commit).commits.append(commit)
+                self._owner(commit).waiting.append(commit)
             else:
-                self.drop(shard, commit, "the server did not know its session")
+                self.drop(commit, "the server did not know its session")
 
-    def unsent(self, shard: ShardState, commits: Sequence[Commit]) -> None:
-        """Puts these first again at their present owners: the stream broke before the server acknowledged them."""
+    def unsent(self, commits: Sequence[Commit]) -> None:
+        """Puts these first again at their present owners: the server has not acknowledged them."""
         for commit in reversed(commits):
             if commit.attempts < MAX_ATTEMPTS:
-                self._owner(commit).commits.appendleft(commit)
+                self._owner(commit).waiting.appendleft(commit)
             else:
-                self.drop(shard, commit, "the server turned it down")
+                self.drop(commit, "the server turned it down")
 
-    def move(self, shards: Iterable[ShardState]) -> None:
-        """Moves what waits at these shards to its owners, the oldest first, after the members have changed."""
+    def move(self) -> None:
+        """Moves what waits to its owners, the oldest first, after the members have changed."""
         waiting: list[Commit] = []
-        for shard in shards:
-            waiting += shard.commits
-            shard.commits.clear()
+        for queue in self._queues.values():
+            waiting += queue.waiting
+            queue.waiting.clear()
         for commit in sorted(waiting, key=lambda c: c.number):
-            self._owner(commit).commits.append(commit)
+            self._owner(commit).waiting.append(commit)
 
-    def drop(self, shard: ShardState, commit: Commit, reason: str) -> None:
+    def drop(self, commit: Commit, reason: str) -> None:
         """Drops a response that was kept, for a reason."""
-        self._leave(commit)
-        self.refuse(shard, commit, reason)
+        self.refuse(self._leave(commit), commit, reason)
 
-    def refuse(self, shard: ShardState, commit: Commit, reason: str) -> None:
+    def refuse(self, queue: CommitQueue, commit: Commit, reason: str) -> None:
         """Counts a response as dropped that was never kept, for a reason."""
         self._stats.dropped_commits += 1
-        self._book(shard).dropped += 1
-        self.losses.note(shard.name, commit.session.length, reason)
+        queue.stats.dropped += 1
+        self.losses.note(queue.name, commit.session.length, reason)
 
-    def _owner(self, commit: Commit) -> ShardState:
-        owner = self._members.owner_of(commit.session)
-        if owner is not self._owners[commit.number]:
+    def _owner(self, commit: Commit) -> CommitQueue:
+        owner = self._owner_of(commit.session)
+        if owner is not commit.queue:
             self._leave(commit)
             self._enter(owner, commit)
         return owner
 
-    def _book(self, shard: ShardState) -> ShardStats:
-        return self._books.setdefault(shard.name, ShardStats())
+    def _enter(self, queue: CommitQueue, commit: Commit) -> None:
+        commit.queue = queue
+        self._count(queue, 1, commit.bytes)
 
-    def _enter(self, shard: ShardState, commit: Commit) -> None:
-        self._owners[commit.number] = shard
-        self._count(shard, 1, commit.bytes)
+    def _leave(self, commit: Commit) -> CommitQueue:
+        assert commit.queue is not None
+        queue, commit.queue = commit.queue, None
+        self._count(queue, -1, -commit.bytes)
+        return queue
 
-    def _leave(self, commit: Commit) -> None:
-        self._count(self._owners.pop(commit.number), -1, -commit.bytes)
-
-    def _count(self, shard: ShardState, commits: int, size: int) -> None:
-        book = self._book(shard)
-        book.pending += commits
-        book.pending_bytes += size
+    def _count(self, queue: CommitQueue, commits: int, size: int) -> None:
+        queue.stats.pending += commits
+        queue.stats.pending_bytes += size
         self.pending += commits
         self._bytes += size

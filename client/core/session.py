@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -40,27 +39,6 @@ class Session:
     def bytes(self) -> int:
         """The approximate bytes of its open on the wire."""
         return len(self.prompt) + len(self.generated)
-
-
-@dataclass(slots=True, eq=False)
-class Commit:
-    """A finished response on its way into the history, kept until the server acknowledges it."""
-
-    session: Session
-    epoch: int | None
-    reward: float | None
-    logprobs: bytes
-    changes: int = 0
-    alternatives: bytes = b""
-    attempts: int = 0
-    """How often a server turned it down."""
-    number: int = 0
-    """Increases in the order in which responses finished."""
-
-    @property
-    def bytes(self) -> int:
-        """Its bytes in memory, and approximately on the wire."""
-        return self.session.bytes + len(self.logprobs) + len(self.alternatives)
 
 
 def find(open_sessions: Mapping[int, Session], numbers: Sequence[Any]) -> list[Session]:

@@ -1,46 +1,113 @@
-"""The client's state of each shard, and of each step on its way."""
+"""A shard as the client knows it: its stream, the responses that wait for it, and what the client makes of its answers.
 
-import math
+Belongs to the core, which locks. A shard does no I/O: it leaves messages in the outbox of its stream's state, and a
+`Stream` of the transport writes them.
+"""
+
+import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
-from histospec.client.config import Config, Endpoint
-from histospec.client.core.breaker import CircuitBreaker
-from histospec.client.core.conversation import Conversation, Drafts
-from histospec.client.core.news import Contact
-from histospec.client.core.pace import Pace
-from histospec.client.core.room import ServerLimits
-from histospec.client.core.session import Commit, Session
+import grpc
+import numpy as np
+
+from histospec.client.config import DISCOVER, Config, Endpoint
+from histospec.client.core.commits import Commit, Commits
+from histospec.client.core.message_limits import UNLIMITED, ServerLimits
+from histospec.client.core.outage_log import Contact
+from histospec.client.core.recovery import CircuitBreaker, SendWindow
+from histospec.client.core.session import Session
+from histospec.client.core.step import Budget, Part, StepInput
+from histospec.client.core.stream_state import StreamState
+from histospec.client.values import Draft, Stats
+from histospec.protocol import placement
+from histospec.v1 import draft_pb2 as pb
+
+log = logging.getLogger("histospec.client")
+
+CLOSED_HERE = "closed by the client"
+"""Details of the end of a stream that the client closed."""
+_EMPTY = Draft(np.empty(0, np.int32), np.empty(0, np.float32))
+_POISON = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED)
 
 
-class ShardState:
-    """One shard as the client knows it. Without an address it stands for the shards that are still to be found."""
+@dataclass(eq=False)
+class Shared:
+    """What the shards of one client share."""
 
-    def __init__(self, endpoint: Endpoint, config: Config) -> None:
+    config: Config
+    stats: Stats
+    sessions: Mapping[int, Session]
+    """The open sessions, by number; a shard marks those that it refuses."""
+    commits: Commits
+    explain: Callable[["Shard"], None]
+    """Logs why a shard does not answer."""
+    log_lines: deque[Callable[[], None]] = field(default_factory=deque)
+    """Lines to log after the core's lock is released: a line may wait for a terminal."""
+    closed: bool = False
+    """Whether the client sends nothing any more."""
+
+
+@dataclass(slots=True, eq=False)
+class Pending:
+    """A step that was sent and not yet received."""
+
+    size: int
+    deadline: float
+    """On the monotonic clock."""
+    parts: "list[tuple[Shard, Part]]" = field(default_factory=list)
+    touched: "list[Shard]" = field(default_factory=list)
+    """Shards that have something to write, or are still to be found."""
+
+    def __repr__(self) -> str:
+        answered = sum(part.done for _, part in self.parts)
+        return f"<Pending step of {self.size} sessions: {answered} of {len(self.parts)} shards done>"
+
+    @property
+    def done(self) -> bool:
+        """Whether every shard has answered or was given up."""
+        for _, part in self.parts:  # noqa: SIM110 - the loop asks after each event; `all` takes three times as long
+            if not part.done:
+                return False
+        return True
+
+    def drafts(self) -> list[Draft]:
+        """Returns the drafts that have arrived, and empty ones for the others."""
+        drafts = [_EMPTY] * self.size
+        for _, part in self.parts:
+            rows_of_step = part.rows
+            for rows, (offsets, tokens, probs, _) in part.drafts:
+                start = 0
+                for row, end in zip(rows, offsets[1:], strict=True):
+                    if start != end:
+                        drafts[rows_of_step[row]] = Draft(tokens[start:end], probs[start:end])
+                        start = end
+        return drafts
+
+
+class Shard:
+    """One shard. Without an address it stands for the shards that are still to be found."""
+
+    def __init__(self, endpoint: Endpoint, shared: Shared) -> None:
         self.endpoint = endpoint
         self.left = False
         """Whether it is no longer a member."""
-        self.breaker = CircuitBreaker(config.breaker)
         self.contact = Contact()
-        deadline = config.timeouts.step
-        self.opening = Pace(deadline, soon=deadline / 2, growth=0.5)
-        self.committing = Pace(deadline, soon=deadline / 4, growth=0.125)
-        """How many bytes of opens, and of commits that waited for the shard, may be ahead of a step."""
-        self.fresh = 0
-        """Bytes of commits added since the last ones were sent; they go with the next step, whatever else waits."""
-        self.conversation: Conversation | None = None
         self.limits = ServerLimits()
         """What it accepts, as far as the client knows."""
-        self.commits: deque[Commit] = deque()
-        """Commits to send."""
-        self.patience = 0.0
-        self.not_before = -math.inf
-        """When to send them again after its store could not take the last ones, on the monotonic clock."""
-        self.closes: list[int] = []
-        """Sessions to close without a commit."""
-        self.opens: dict[int, Session] = {}
-        """Sessions without a step so far; a flush opens them."""
+        self.breaker = CircuitBreaker(shared.config.breaker)
+        deadline = shared.config.timeouts.step
+        self.opening = SendWindow(deadline, soon=deadline / 2, growth=0.5)
+        self.committing = SendWindow(deadline, soon=deadline / 4, growth=0.125)
+        """How many bytes of opens, and of commits that waited for the shard, may be ahead of a step."""
+        self.stream: StreamState | None = None
+        self.queue = shared.commits.queue(endpoint.name)
+        self.queue.member, self.queue.drop_oldest = True, self._drop_oldest
+        self._shared = shared
+        self._closes: list[int] = []  # sessions to close without a commit
+        self._opens: dict[int, Session] = {}  # sessions without a step so far; a flush opens them
 
     @property
     def name(self) -> str:
@@ -63,58 +130,309 @@ class ShardState:
         """Whether it has all messages and has acknowledged every commit, or is lost."""
         if not (self.endpoint.address or self.left):
             return False
-        return self.conversation is None or self.conversation.settled
+        return self.stream is None or self.stream.settled
 
-    def due(self, now: float) -> bool:
-        """Returns whether there is a commit to send."""
-        return bool(self.commits) and now >= self.not_before
+    # ---- to the shard ---------------------------------------------------------------------------------------------
+
+    def open(self, session: Session) -> None:
+        """Opens a session with its first step, or with a flush."""
+        self._opens[session.number] = session
 
     def forget(self, session: Session) -> None:
-        """Removes a session that has ended or moved to another shard."""
-        self.opens.pop(session.number, None)
-        if self.conversation and session.number in self.conversation.held:
-            self.closes.append(session.number)
+        """Closes a session that has ended without a commit, or that has moved to another shard."""
+        self._opens.pop(session.number, None)
+        if self.stream and session.number in self.stream.server_has:
+            self._closes.append(session.number)
 
+    def commit(self, commit: Commit) -> None:
+        """Ends a session, and keeps its response until the shard acknowledges it."""
+        if commit.session.refused:
+            self.forget(commit.session)
+            self._shared.commits.refuse(self.queue, commit, "its session was refused")
+        else:
+            self._opens.pop(commit.session.number, None)
+            self._shared.commits.keep(self.queue, commit)
 
-@dataclass(slots=True, eq=False)
-class Part:
-    """The part of a step that one shard has to answer."""
+    def ask(self, step_input: StepInput, rows: Sequence[int], budget: Budget, now: float, pending: Pending) -> None:
+        """Leaves a message with these rows of a step, and notes in `pending` what the caller has to wait for."""
+        stats = self._shared.stats
+        stats.steps += 1
+        if not self._may_ask(now):
+            stats.skipped += 1
+            step_input.postpone_report(rows)
+            if self.contact.remind(now):
+                self._log_later(partial(self._shared.explain, self))
+            if self._is_sought:
+                pending.touched.append(self)
+            return
+        stream = self._begin_stream()
+        if budget.max_tokens > self.limits.draft and self.contact.cuts(budget.max_tokens, self.limits.draft):
+            line = "HistoSpec: %s drafts at most %d tokens (--max-draft-tokens), and %d are asked for; drafts are cut"
+            self._log_later(partial(log.warning, line, self.name, self.limits.draft, budget.max_tokens))
+        if self._opens:
+            for row in rows:
+                self._opens.pop(step_input.sessions[row].number, None)
+        mine = step_input if len(rows) == len(step_input.sessions) else step_input.take(rows)
+        in_flight = stream.in_flight
+        part = Part(rows, now) if budget.max_tokens else None
+        stream.queue_step(mine, budget, now, self.opening.size - in_flight.opens, part)
+        if part is not None and stream.awaits(part):
+            part.opens, part.commits = in_flight.opens, in_flight.commits
+            pending.parts.append((self, part))
+        # The caller waits for the step's drafts, so the rest follows it: first sessions to draft again, then commits.
+        capacity = self.committing.size - in_flight.commits
+        if stream.left_out:
+            # If the server owes no answer, none will report what it has applied.
+            stream.queue_opens(stream.left_out, self.opening.size - in_flight.opens * stream.owes)
+            capacity = 0
+        self._send_commits(stream, now, capacity)
+        pending.touched.append(self)
 
-    shard: ShardState
-    conversation: Conversation
-    step: int
-    rows: Sequence[int]
-    """The rows of its sessions in the step."""
-    begun: float
-    """When it was sent, on the monotonic clock."""
-    opens: int
-    """Bytes of opens ahead of it."""
-    commits: int
-    """Bytes of commits ahead of it."""
-    drafts: list[tuple[Sequence[int], Drafts]] = field(default_factory=list)
-    """The drafts that have arrived, with their rows."""
-    done: bool = False
+    def flush(self, now: float) -> bool:
+        """Leaves a message with the opens and closes that wait. Returns whether there is anything to write or wait for.
 
+        This is also the case if the shard is still to be found, or if it is healthy and owes an acknowledgement.
+        """
+        if not (self._opens or self._closes or self.queue.due(now)):
+            return not self.settled and self.breaker.state == "closed"
+        if not self._may_ask(now):
+            return self._is_sought
+        stream = self._begin_stream()
+        queued = stream.queued
+        self._send_commits(stream, now)
+        stream.queue_opens(self._opens.values())
+        self._opens.clear()
+        self._give_up_oversized(stream)
+        return stream.queued > queued or not self.settled  # else the stream has no place for more
 
-@dataclass(slots=True, eq=False)
-class Pending:
-    """A step that was sent and not yet received."""
+    def late(self, part: Part, now: float) -> None:
+        """Counts this part as late: its drafts did not arrive in time."""
+        stream = self.stream
+        assert stream is not None  # the end of a stream ends the waits for it
+        self._shared.stats.late += 1
+        self.opening.late(part.opens)
+        self.committing.late(part.commits)
+        silent = self._is_silent(now)
+        self.breaker.failure(now, soon=silent or bool(stream.left_out) or part.commits > 0)
+        stream.late += stream.give_up(part)
+        if silent:
+            silence = f"no answer for {self._shared.config.timeouts.silence:g} s, reconnecting"
+            self.unreachable(grpc.StatusCode.DEADLINE_EXCEEDED, silence, now)
+            self.lose_stream()
 
-    size: int
-    deadline: float
-    """On the monotonic clock."""
-    parts: list[Part]
-    touched: list[ShardState]
-    """Shards that have something to write, or are still to be found."""
+    def overdue(self, now: float) -> None:
+        """Notes that a flush waited in vain."""
+        if self.stream and self.stream.commits and self.breaker.state != "closed":
+            self.breaker.failure(now)
 
-    def __repr__(self) -> str:
-        answered = sum(part.done for part in self.parts)
-        return f"<Pending step of {self.size} sessions: {answered} of {len(self.parts)} shards done>"
+    def lose_if_silent(self, now: float) -> None:
+        """Gives the stream up if the shard has fallen silent. Without steps, no late draft would show this."""
+        if self._is_silent(now):
+            self.lose_stream()
+
+    def lose_stream(self) -> None:
+        """Forgets the stream, if there is one: ends the waits for it, and puts its commits back to be sent again."""
+        stream, self.stream = self.stream, None
+        if stream is None:
+            return
+        again = stream.lose()
+        self._shared.stats.reopened += stream.reopened
+        self.opening.reset()
+        self.committing.reset()
+        self.queue.forget_fresh()
+        self._closes.clear()  # sessions end with their stream
+        self._shared.commits.unsent(again)
+
+    def _begin_stream(self) -> StreamState:
+        if self.stream is None:
+            config = self._shared.config
+            self.stream = StreamState(config.namespace, config.limits, self.limits)
+        return self.stream
+
+    def _send_commits(self, stream: StreamState, now: float, capacity: int = UNLIMITED) -> None:
+        """Leaves closes and the oldest commits. A full message that is not acknowledged yet holds up further ones."""
+        if not (self.queue.waiting or self._closes):
+            self.queue.forget_fresh()
+        else:
+            most = self._shared.config.limits.message_bytes - stream.in_flight.unacknowledged
+            batch = self.queue.take(now, capacity, most)
+            if batch or self._closes:
+                left = stream.queue_closes(batch, self._closes, now)
+                self._closes = []
+                self.queue.waiting.extendleft(reversed(left))
+        self._give_up_oversized(stream)
+
+    def _give_up_oversized(self, stream: StreamState) -> None:
+        """Gives up sessions and commits with a part that is too large for any message."""
+        for commit, reason in stream.rejected:
+            self._shared.commits.drop(commit, reason)
+        stream.rejected.clear()
+        refused, stream.refused = stream.refused, {}
+        if refused:
+            self._closes += [number for number in refused if number in stream.server_has]
+            self._refuse(refused)
+
+    def _drop_oldest(self) -> Commit:
+        if self.queue.waiting:
+            oldest = self.queue.waiting.popleft()
+        else:
+            assert self.stream is not None
+            oldest = self.stream.take_oldest()
+        self.forget(oldest.session)
+        return oldest
+
+    # ---- from the shard -------------------------------------------------------------------------------------------
+
+    def reply(self, stream: StreamState, response: pb.DraftResponse, now: float) -> None:
+        """Takes a response that has arrived on its stream.
+
+        Raises:
+            GarbledReply: the response contradicts itself or what was sent.
+        """
+        reply = stream.interpret(response, now)
+        stats, commits = self._shared.stats, self._shared.commits
+        if not self.contact.answers:
+            line = self.contact.reached(self.where, self._shared.config.namespace, now)
+            if line is not None:
+                self._log_later(partial(log.info, "%s", line))
+        if reply.drafts is not None:
+            stats.drafts += reply.drafts.nonempty
+            stats.draft_tokens += len(reply.drafts.tokens)
+        if (part := reply.part) is not None:
+            self.breaker.success()
+            self.opening.answered(now - part.begun, part.opens, bool(stream.left_out))
+            self.committing.answered(now - part.begun, part.commits, bool(self.queue.waiting))
+        elif reply.acknowledged and reply.drafts is None and self.breaker.state == "trying":
+            self.breaker.success()
+        commits.acknowledged(self.queue, reply.acknowledged)
+        for commit in reply.turned_down:
+            commits.drop(commit, reply.refused[commit.session.number])
+        if reply.postponed:
+            self.queue.pause(reply.why_postponed, now)
+            commits.unsent(reply.postponed)
+        commits.again(reply.unknown)
+        if reply.refused:
+            self._refuse(reply.refused)
+
+    def connected(self, stream: StreamState, limits: ServerLimits, now: float) -> None:
+        """Takes the limits of a shard that has just connected, before anything is written."""
+        if limits == ServerLimits():  # it names none
+            limits = self.limits
+        self.limits = limits
+        if self.stream is not stream:
+            return
+        if left := stream.adopt(limits):
+            self._shared.commits.unsent(left)
+            self._send_commits(stream, now)
+        self._give_up_oversized(stream)
+        if self.breaker.state != "closed":
+            self.breaker.connected()
+
+    def end(self, stream: StreamState, code: grpc.StatusCode, details: str, now: float) -> None:
+        """Takes the end of its stream."""
+        self._shared.stats.failed += 1
+        accepts_less = code in _POISON and self.lower_limits(details)
+        if accepts_less:
+            log.warning("HistoSpec: %s accepts less than the client sent, %s: %s", self.name, code.name, details)
+            if self.breaker.state == "trying":  # it runs, and accepts smaller messages
+                self.breaker.success()
+        else:
+            if not self._shared.closed and details != CLOSED_HERE:
+                self.unreachable(code, details, now)
+            self.breaker.failure(now, soon=not stream.connected or self.breaker.state != "closed")
+            if code in _POISON:  # one of these may be the reason
+                for commit in [c for batch in stream.commits.values() for c in batch]:
+                    commit.attempts += 1
+        self.lose_stream()
+
+    def lower_limits(self, details: str) -> bool:
+        """Takes the limit that a refusal names. Returns whether the shard accepts less than was known."""
+        known, self.limits = self.limits, self.limits.refused(details)
+        return self.limits != known
+
+    def _refuse(self, refused: Mapping[int, str]) -> None:
+        number, reason = next(iter(refused.items()))
+        others = f" and {len(refused) - 1} more are" if len(refused) > 1 else " is"
+        log.warning("HistoSpec: %s: session %d%s refused: %s", self.name, number, others, reason)
+        for number in refused:
+            session = self._shared.sessions.get(number)
+            if session is not None:
+                session.refused = True
+        self._shared.stats.refused += len(refused)
+
+    # ---- its health -----------------------------------------------------------------------------------------------
+
+    def unreachable(self, code: grpc.StatusCode, details: str, now: float) -> None:
+        """Notes that the shard does not answer, or answers with an error."""
+        if self.contact.failed(code, details, now):
+            self._log_later(partial(self._shared.explain, self))
+
+    def _log_later(self, line: Callable[[], None]) -> None:
+        self._shared.log_lines.append(line)
+
+    def _may_ask(self, now: float) -> bool:
+        """Returns whether to send the shard something now. If it is away, starts a connection and returns False."""
+        if self._shared.closed or not self.endpoint.address:
+            return False
+        if self.breaker.state == "closed" or (self.stream is not None and self.stream.connected):
+            allowed = self.breaker.allows(now)
+        else:
+            allowed = False
+            if self.stream is None and self.breaker.allows(now):
+                self._begin_stream()
+        if not allowed:
+            self.queue.forget_fresh()
+        return allowed
 
     @property
-    def done(self) -> bool:
-        """Whether every shard has answered or was given up."""
-        for part in self.parts:  # noqa: SIM110 - the loop asks after each event, and `all` takes three times as long
-            if not part.done:
-                return False
-        return True
+    def _is_sought(self) -> bool:
+        """Whether the loop has to turn for the shard: it is still to be found or connected."""
+        connecting = self.stream is not None and not self.stream.connected
+        return not self._shared.closed and (connecting or not self.endpoint.address)
+
+    def _is_silent(self, now: float) -> bool:
+        heard = None if self.stream is None else self.stream.heard
+        return heard is not None and now - heard > self._shared.config.timeouts.silence
+
+
+class Membership:
+    """The shards of a service, and which of them owns a problem. Not thread-safe; its owner locks."""
+
+    def __init__(self, shared: Shared) -> None:
+        self._shared = shared
+        config = shared.config
+        endpoints = config.endpoints
+        if config.discover:
+            endpoints = (Endpoint(DISCOVER + ",".join(e.address for e in endpoints), ""),)
+        self.shards = [Shard(endpoint, shared) for endpoint in endpoints]
+        self._names = [shard.name for shard in self.shards]
+        self._leaving: list[Shard] = []
+
+    @property
+    def leaving(self) -> list[Shard]:
+        """Shards that are no longer members, but still owe an acknowledgement."""
+        self._leaving = [shard for shard in self._leaving if not shard.settled]
+        return list(self._leaving)
+
+    def owner(self, prompt: bytes, problem: str) -> Shard:
+        """Returns the shard that owns a problem."""
+        if len(self.shards) == 1:
+            return self.shards[0]
+        digest = placement.problem_digest(self._shared.config.namespace, prompt, problem)
+        return self.shards[placement.place(digest, self._names)]
+
+    def update(self, endpoints: Sequence[Endpoint]) -> list[Shard]:
+        """Replaces the members. Returns those whose address has changed."""
+        known = {shard.name: shard for shard in self.shards + self.leaving}
+        members = [known.get(e.name) or Shard(e, self._shared) for e in endpoints]
+        self._leaving = [shard for shard in known.values() if shard not in members]
+        for shard in known.values():
+            shard.left = shard not in members
+            shard.queue.member = not shard.left
+        elsewhere = []
+        for shard, endpoint in zip(members, endpoints, strict=True):
+            if shard.endpoint != endpoint:
+                shard.endpoint = endpoint
+                elsewhere.append(shard)
+        self.shards, self._names = members, [shard.name for shard in members]
+        return elsewhere

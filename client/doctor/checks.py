@@ -1,16 +1,23 @@
-"""Checks of the facts about each shard: pure functions from facts to findings."""
+"""The checks: pure functions from facts to findings, about each shard, the namespace and the worker."""
 
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 
-from histospec.client.core.room import UNLIMITED, Room, ServerLimits
+from histospec.client.core.message_limits import UNLIMITED, MessageLimits, ServerLimits
 from histospec.client.doctor.facts import Facts, Failure
-from histospec.client.doctor.findings import Finding, bad, ok, warn
+from histospec.client.doctor.findings import Finding, bad, counted, merged, ok, warn
+from histospec.client.vllm import releases
 
 CLOCK = 60.0
 """How many seconds two clocks may differ."""
 SOME_LATE = 0.1
 """The share of steps that may miss the deadline."""
+ENOUGH = 64
+"""If this many sessions found no history, that is no accident."""
 TOKEN = "set HISTOSPEC_TOKEN, or HISTOSPEC_TOKEN_FILE, to a token in the server's --tokens file"
+
+
+# ---- each shard ---------------------------------------------------------------------------------------------------
 
 
 def endpoint(facts: Facts) -> Iterator[Finding]:
@@ -21,7 +28,7 @@ def endpoint(facts: Facts) -> Iterator[Finding]:
             yield bad("endpoint", f"{address}: {shard.trouble.text}", shard.trouble.advice, name)
         elif not shard.drafts:
             yield bad("endpoint", f"{address} speaks gRPC, but is no draft server", "check the port", name)
-        elif shard.failure is not None and shard.failure.code not in ("UNAUTHENTICATED", "UNIMPLEMENTED"):
+        elif shard.failure is not None and shard.failure.code != "UNAUTHENTICATED":
             text = f"{address} accepts connections, but does not answer: {_words(shard.failure)}"
             yield bad("endpoint", text, "read the server's log; it may be draining or overloaded", name)
         else:
@@ -70,8 +77,8 @@ _LOST = {"read": "the worker gets no drafts", "write": "the server stores no res
 
 def loading(facts: Facts) -> Iterator[Finding]:
     """Has the server loaded its store?"""
-    for shard, told in facts.answering:
-        if not told.loaded:
+    for shard, inspection in facts.answering:
+        if not inspection.loaded:
             text = "the server is still loading its store; until then it reports fewer responses than it has"
             advice = "wait until its log says `loaded`; sessions need not wait, because it loads their problems first"
             yield warn("loading", text, advice, shard.endpoint.name)
@@ -79,10 +86,10 @@ def loading(facts: Facts) -> Iterator[Finding]:
 
 def store(facts: Facts) -> Iterator[Finding]:
     """Can the server store responses?"""
-    for shard, told in facts.answering:
-        if told.trouble:
+    for shard, inspection in facts.answering:
+        if inspection.trouble:
             yield bad(
-                "store", f"the server cannot store responses: {told.trouble}", "read its log", shard.endpoint.name
+                "store", f"the server cannot store responses: {inspection.trouble}", "read its log", shard.endpoint.name
             )
 
 
@@ -106,9 +113,6 @@ def version(facts: Facts) -> Iterator[Finding]:
     """Have server and client the same version?"""
     for shard in facts.shards:
         name = shard.endpoint.name
-        if shard.failure is not None and shard.failure.code == "UNIMPLEMENTED" and shard.drafts:
-            text = f"the server is older than this client, {facts.version}: it does not know the call Inspect"
-            yield warn("version", text, "install the same version on both sides", name)
         if shard.inspection is None:
             continue
         theirs = shard.inspection.version
@@ -122,11 +126,11 @@ def version(facts: Facts) -> Iterator[Finding]:
 def limits(facts: Facts) -> Iterator[Finding]:
     """Do the server's limits allow what vLLM will ask for?"""
     wanted = facts.demand
-    for shard, told in facts.answering:
+    for shard, inspection in facts.answering:
         name = shard.endpoint.name
-        drafts = told.limits.get("draft_tokens", UNLIMITED)
-        server = ServerLimits(sessions=told.limits.get("sessions", UNLIMITED))
-        running = Room.of(facts.config.limits, server).running
+        drafts = inspection.limits.get("draft_tokens", UNLIMITED)
+        server = ServerLimits(sessions=inspection.limits.get("sessions", UNLIMITED))
+        running = MessageLimits.of(facts.config.limits, server).running
         if drafts < wanted.draft_tokens:
             text = f"the server drafts at most {drafts} tokens; "
             text += f"vLLM asks for {wanted.draft_tokens} (num_speculative_tokens)"
@@ -178,3 +182,146 @@ def _ms(seconds: float) -> str:
 def _duration(seconds: float) -> str:
     minutes = round(seconds / 60)
     return f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{minutes} min"
+
+
+# ---- the namespace, on all shards together --------------------------------------------------------------------------
+
+
+def namespace(facts: Facts) -> Iterator[Finding]:
+    """Does the namespace have responses, or is there another with a similar name?"""
+    name = facts.config.namespace
+    readable = [inspection for _, inspection in facts.answering if "read" in inspection.rights]
+    if not readable:
+        return
+    there = [inspection.namespace for inspection in readable if inspection.namespace is not None]
+    problems, responses = sum(one.problems for one in there), sum(one.responses for one in there)
+    if responses:
+        epoch = max(one.newest_epoch for one in there)
+        stored = f"{counted(responses, 'response')} to {counted(problems, 'problem')}"
+        yield ok("namespace", f"{name!r} has {stored}, the newest of epoch {epoch}")
+        return
+    similar = list(dict.fromkeys(other for inspection in readable for other in inspection.similar))
+    if similar:
+        names = " and ".join(map(repr, similar[:3]))
+        yield warn(
+            "namespace",
+            f"{name!r} has no responses, but {names} exist{'s' if len(similar[:3]) == 1 else ''}",
+            "use one HISTOSPEC_NAMESPACE for the workers and the trainer of a run; ignore this if the run is new",
+        )
+    else:
+        yield ok("namespace", f"{name!r} has no responses yet")
+
+
+def lookups(facts: Facts) -> Iterator[Finding]:
+    """Do prompts repeat?"""
+    there = [inspection.namespace for _, inspection in facts.answering if inspection.namespace is not None]
+    hit, miss = sum(one.lookups_hit for one in there), sum(one.lookups_miss for one in there)
+    if hit == 0 and miss >= ENOUGH and any(one.newest_epoch > 0 for one in there):
+        yield warn(
+            "lookups",
+            f"none of {miss} sessions was opened on a prompt that has responses",
+            "the tokens of a prompt must be the same in each epoch: look for a date, a random number, another chat "
+            'template or tokenizer; or give explicit problem ids (docs/troubleshooting.md, "vLLM is no faster")',
+        )
+
+
+def prompts(facts: Facts) -> Iterator[Finding]:
+    """Does another namespace have responses to the same prompts?"""
+    hit = any(
+        inspection.namespace is not None and inspection.namespace.lookups_hit for _, inspection in facts.answering
+    )
+    known: dict[str, int] = {}
+    asked = 0
+    for _, inspection in facts.answering:
+        asked += max((shared.asked for shared in inspection.shared), default=0)
+        for shared in inspection.shared:
+            known[shared.namespace] = known.get(shared.namespace, 0) + shared.prompts
+    if not known:
+        return
+    other, number = max(known.items(), key=lambda one: (one[1], one[0]))
+    text = f"{number} of its {asked} newest prompts also have responses in {other!r}"
+    if hit:  # probably an earlier run on the same problems
+        yield ok("prompts", text)
+    else:
+        yield warn(
+            "prompts",
+            f"{text}, and no session of this namespace has found history",
+            "use one namespace for all workers and all epochs of a run, and another one for another run",
+        )
+
+
+# ---- the worker -----------------------------------------------------------------------------------------------------
+
+
+def adapter(facts: Facts) -> Iterator[Finding]:
+    """Are the adapter's settings valid?"""
+    if facts.adapter:
+        yield bad("settings", facts.adapter, "correct the variable; vLLM does not start with it")
+
+
+def vllm(facts: Facts) -> Iterator[Finding]:
+    """Does the adapter know this vLLM?"""
+    if facts.vllm is None:
+        yield ok("vllm", "vLLM is not installed here; run `python -m histospec.client.doctor` also where it is")
+        return
+    version = facts.vllm.version
+    advice = f"tested are {', '.join(releases.TESTED)}; docs/vllm-versions.md has the others"
+    if not re.match(r"\d+\.\d+", version):
+        yield warn("vllm", "vLLM is installed, but its version is unknown", advice)
+    elif releases.too_old(version):
+        yield bad("vllm", f"vLLM {version} is older than the adapter needs", advice)
+    elif releases.unknown(version):
+        yield warn("vllm", f"vLLM {version} was neither tested with the adapter nor read", advice)
+    elif releases.doubt(version):
+        yield ok("vllm", f"vLLM {version}: its sources have what the adapter relies on; no test ran with it")
+    else:
+        yield ok("vllm", f"vLLM {version}")
+
+
+def runner(facts: Facts) -> Iterator[Finding]:
+    """Does vLLM use a model runner that accepts drafts from the scheduler?"""
+    if facts.vllm is None:
+        return
+    if facts.vllm.runner not in (None, "", "0"):
+        yield bad(
+            "runner",
+            f"VLLM_USE_V2_MODEL_RUNNER is {facts.vllm.runner!r}, but vLLM's model runner V2 accepts no drafts from "
+            "the scheduler",
+            "set it to 0",
+        )
+    elif facts.vllm.runner == "0":
+        yield ok("runner", "vLLM uses its model runner V1, which accepts drafts from the scheduler")
+    else:
+        yield ok(
+            "runner",
+            "vLLM uses its model runner V1 with custom_class; with the model's own drafter, set "
+            "VLLM_USE_V2_MODEL_RUNNER=0",
+        )
+
+
+# ---- all of them ----------------------------------------------------------------------------------------------------
+
+
+CHECKS: tuple[Callable[[Facts], Iterator[Finding]], ...] = (
+    endpoint,
+    shards,
+    token,
+    version,
+    loading,
+    store,
+    namespace,
+    lookups,
+    prompts,
+    limits,
+    step,
+    clock,
+    adapter,
+    vllm,
+    runner,
+)
+"""In the order of their dependencies: later checks need what earlier ones test."""
+
+
+def examine(facts: Facts) -> list[Finding]:
+    """Runs all  Returns their findings in order."""
+    return merged((finding for check in CHECKS for finding in check(facts)), len(facts.shards))

@@ -3,40 +3,15 @@
 import argparse
 import asyncio
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import NoReturn
 
 from histospec.client.config import Config, Tls, bearer, configure
-from histospec.client.doctor import checks, namespace_checks, report, worker_checks
-from histospec.client.doctor.facts import Demand, Facts
-from histospec.client.doctor.findings import Finding, merged
-from histospec.client.doctor.gather import gather
+from histospec.client.doctor import findings
+from histospec.client.doctor.checks import examine
+from histospec.client.doctor.facts import Demand, gather
 from histospec.client.errors import ConfigurationError
-
-CHECKS: tuple[Callable[[Facts], Iterator[Finding]], ...] = (
-    checks.endpoint,
-    checks.shards,
-    checks.token,
-    checks.version,
-    checks.loading,
-    checks.store,
-    namespace_checks.namespace,
-    namespace_checks.lookups,
-    namespace_checks.prompts,
-    checks.limits,
-    checks.step,
-    checks.clock,
-    worker_checks.adapter,
-    worker_checks.vllm,
-    worker_checks.runner,
-)
-"""In the order of their dependencies: later checks need what earlier ones test."""
-
-
-def examine(facts: Facts) -> list[Finding]:
-    """Runs all checks. Returns their findings in order."""
-    return merged((finding for check in CHECKS for finding in check(facts)), len(facts.shards))
 
 
 def main(argv: Sequence[str]) -> int:
@@ -53,10 +28,10 @@ def main(argv: Sequence[str]) -> int:
         return 2
     demand = Demand(options.draft_tokens, options.sequences)
     facts = asyncio.run(gather(config, demand, options.timeout))
-    findings = examine(facts)
-    sys.stdout.write((report.as_json if options.json else report.text)(facts, findings))
+    found = examine(facts)
+    sys.stdout.write((findings.as_json if options.json else findings.as_text)(facts, found))
     sys.stdout.flush()
-    return int(any(finding.level == "bad" for finding in findings))
+    return int(any(finding.level == "bad" for finding in found))
 
 
 class _Parser(argparse.ArgumentParser):

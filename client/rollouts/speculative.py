@@ -16,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from histospec.client import arguments
-from histospec.client.core import tokens
 from histospec.client.errors import LimitExceeded, ServerError
 from histospec.client.rollouts import sampling
 from histospec.client.rollouts.acceptance import accept_prefix
@@ -115,7 +114,7 @@ class SpeculativeRollout:
             PermissionDenied: the server refuses this client.
             InvalidRequest: the server refuses an argument.
         """
-        tokens.epoch_number("epoch", epoch)
+        arguments.epoch_number("epoch", epoch)
         lenience = lenience_of(self.lenience, epoch)
         objection = sampling.objection(sampling_params)
         if lenience and objection:
@@ -188,7 +187,7 @@ class SpeculativeRollout:
         for i, given in enumerate(prompts):
             text = _token_ids(f"prompts[{i}]", given)
             problem = names[i]
-            tokens.problem_name(f"problems[{i}]", problem)
+            arguments.problem_name(f"problems[{i}]", problem)
             limits = sampling.limits_of(self.llm, parameters, len(text), stops)
             attempts += [_Attempt(text, problem, limits) for _ in range(parameters.n)]
         return attempts
@@ -277,7 +276,7 @@ def _token_ids(name: str, given: Prompt) -> NDArray[np.int32]:
         if set(given) != {"prompt_token_ids"}:
             raise ValueError(f"{name}: must have the key 'prompt_token_ids' alone, has {sorted(given)}")
         given = given["prompt_token_ids"]
-    return np.frombuffer(tokens.token_bytes(name, cast("Tokens", given), empty=False), INT32)
+    return np.frombuffer(arguments.token_bytes(name, cast("Tokens", given), empty=False), INT32)
 
 
 def _request(text: NDArray[np.int32]) -> dict[str, Any]:

@@ -13,11 +13,9 @@ import numpy as np
 
 from histospec.client import arguments, values
 from histospec.client.config import Endpoint, Limits
-from histospec.client.core import tokens
 from histospec.client.core.core import Core
-from histospec.client.core.pieces import PART
-from histospec.client.core.room import Room
-from histospec.client.core.shard import ShardState
+from histospec.client.core.message_limits import PART, MessageLimits
+from histospec.client.core.shard import Shard
 from histospec.client.errors import Unavailable
 from histospec.client.recorder import Recorder
 from histospec.protocol.arrays import FLOAT32, INT32
@@ -34,7 +32,7 @@ class Call(Generic[T]):
     """One call to one shard."""
 
     method: str
-    shard: ShardState
+    shard: Shard
     request: Any
     timeout: float
     read: Callable[[Any], T]
@@ -66,7 +64,7 @@ class Call(Generic[T]):
         name = MANY.get(self.method)
         if name is None or len(getattr(self.request, name)) < 2:
             return [self]
-        room = Room.of(own, self.shard.limits)
+        limits = MessageLimits.of(own, self.shard.limits)
         head = type(self.request)()
         head.CopyFrom(self.request)
         head.ClearField(name)
@@ -74,7 +72,7 @@ class Call(Generic[T]):
         groups: list[list[Any]] = [[]]
         for part in getattr(self.request, name):
             more = part.ByteSize() + PART
-            if groups[-1] and (size + more > room.size or len(groups[-1]) >= room.batch):
+            if groups[-1] and (size + more > limits.size or len(groups[-1]) >= limits.batch):
                 groups.append([])
                 size = start
             groups[-1].append(part)
@@ -90,7 +88,7 @@ class Call(Generic[T]):
 
 def smaller(call: Call[T], details: str, own: Limits) -> list[Call[T]]:
     """Cuts a call that a shard refused without any effect into smaller ones; [] if its size is not the reason."""
-    call.shard.limits = call.shard.limits.refused(details)
+    call.shard.lower_limits(details)
     pieces = call.cut(own)
     return pieces if len(pieces) > 1 else []
 
@@ -99,24 +97,25 @@ def ingest(
     core: Core,
     prompt: values.Tokens,
     responses: Sequence[values.Response],
-    epoch: int | None,
-    problem: str | None,
-    seeds: Sequence[int | None] | None,
-    at: str = "",
+    epoch: int | None = None,
+    problem: str | None = None,
+    seeds: Sequence[int | None] | None = None,
+    *,
+    _at: str = "",
 ) -> list[Call[int]]:
-    """Returns calls that add responses, as many as their size needs. `at` is "[3]" if the problem is one of many."""
-    text, name = _problem(prompt, problem, at)
-    version = tokens.epoch_number("epoch", epoch)
+    """Returns calls that add responses, as many as their size needs. `_at` is "[3]" if the problem is one of many."""
+    text, name = _problem(prompt, problem, _at)
+    version = arguments.epoch_number("epoch", epoch)
     if isinstance(responses, values.Response):
-        raise ValueError(f"responses{at}: must be a list of responses; got one Response, give [response]")
-    arguments.listed(f"responses{at}", responses, arguments.RESPONSES)
+        raise ValueError(f"responses{_at}: must be a list of responses; got one Response, give [response]")
+    arguments.listed(f"responses{_at}", responses, arguments.RESPONSES)
     if seeds is not None:
-        arguments.for_each(f"seeds{at}", seeds, arguments.SEEDS, "responses", len(responses))
+        arguments.for_each(f"seeds{_at}", seeds, arguments.SEEDS, "responses", len(responses))
         responses = [
             replace(response, seed=drawn) if isinstance(response, values.Response) else response
-            for response, drawn in zip(responses, tokens.seed_numbers(f"seeds{at}", seeds), strict=True)
+            for response, drawn in zip(responses, arguments.seed_numbers(f"seeds{_at}", seeds), strict=True)
         ]
-    messages = [_response(f"responses{at}[{i}]", response) for i, response in enumerate(responses)]
+    messages = [_response(f"responses{_at}[{i}]", response) for i, response in enumerate(responses)]
     if not messages:
         return []
     request = pb.IngestRequest(
@@ -146,43 +145,46 @@ def _record(recorder: Recorder, request: pb.IngestRequest) -> None:
 def _problem(prompt: values.Tokens, problem: str | None, at: str = "") -> tuple[bytes, str]:
     """Returns the prompt as bytes and the explicit id of a problem. `at` is "[3]" if it is one of many."""
     plural = f"s{at}" if at else ""
-    text = tokens.token_bytes(f"prompt{plural}", prompt, empty=False)
-    return text, tokens.problem_name(f"problem{plural}", problem)
+    text = arguments.token_bytes(f"prompt{plural}", prompt, empty=False)
+    return text, arguments.problem_name(f"problem{plural}", problem)
 
 
 def _response(name: str, response: values.Response) -> pb.Response:
     if not isinstance(response, values.Response):
         raise ValueError(f"{name}: must be a Response, is {arguments.shown(response)}; give Response(tokens)")
-    text = tokens.token_bytes(f"{name}.tokens", response.tokens, empty=False)
+    text = arguments.token_bytes(f"{name}.tokens", response.tokens, empty=False)
     size = len(text) // 4
     return pb.Response(
         tokens=text,
-        logprobs=tokens.float_bytes(f"{name}.logprobs", response.logprobs, size),
-        reward=tokens.reward_number(f"{name}.reward", response.reward),
-        generated=tokens.mask_bytes(f"{name}.generated", response.generated, size),
-        seed=tokens.seed_number(f"{name}.seed", response.seed),
-        alternatives=tokens.alternative_bytes(f"{name}.alternatives", response.alternatives, size),
+        logprobs=arguments.float_bytes(f"{name}.logprobs", response.logprobs, size),
+        reward=arguments.reward_number(f"{name}.reward", response.reward),
+        generated=arguments.mask_bytes(f"{name}.generated", response.generated, size),
+        seed=arguments.seed_number(f"{name}.seed", response.seed),
+        alternatives=arguments.alternative_bytes(f"{name}.alternatives", response.alternatives, size),
     )
 
 
 def history(
-    core: Core, prompt: values.Tokens, problem: str | None, limit: int | None, at: str = ""
+    core: Core, prompt: values.Tokens, problem: str | None = None, limit: int | None = None, *, _at: str = ""
 ) -> list[Call[list[values.Response]]]:
     """Returns a call for the stored responses of a problem."""
-    text, name = _problem(prompt, problem, at)
+    text, name = _problem(prompt, problem, _at)
     most = 0 if limit is None else arguments.whole("limit", limit, 1, (1 << 32) - 1, "[1, 2^32)")
     request = pb.HistoryRequest(namespace=core.config.namespace, prompt=text, problem=name, limit=most)
     return [Call("History", core.shard_of(text, name), request, core.config.timeouts.call, _read_history)]
 
 
 def histories(
-    core: Core, prompts: Sequence[values.Tokens], problems: Sequence[str | None] | None, limit: int | None
+    core: Core,
+    prompts: Sequence[values.Tokens],
+    problems: Sequence[str | None] | None = None,
+    limit: int | None = None,
 ) -> list[list[Call[list[values.Response]]]]:
     """Returns `history` for each problem."""
     arguments.listed("prompts", prompts, arguments.PROMPTS)
     names = arguments.for_each("problems", problems, arguments.PROBLEMS, "prompts", len(prompts))
     return [
-        history(core, prompt, name, limit, f"[{i}]")
+        history(core, prompt, name, limit, _at=f"[{i}]")
         for i, (prompt, name) in enumerate(zip(prompts, names, strict=True))
     ]
 
@@ -191,9 +193,9 @@ def ingest_many(
     core: Core,
     prompts: Sequence[values.Tokens],
     responses: Sequence[Sequence[values.Response]],
-    epoch: int | None,
-    problems: Sequence[str | None] | None,
-    seeds: Sequence[Sequence[int | None] | None] | None,
+    epoch: int | None = None,
+    problems: Sequence[str | None] | None = None,
+    seeds: Sequence[Sequence[int | None] | None] | None = None,
 ) -> list[list[Call[int]]]:
     """Returns `ingest` for each problem."""
     arguments.listed("prompts", prompts, arguments.PROMPTS)
@@ -204,7 +206,7 @@ def ingest_many(
     drawn = arguments.for_each("seeds", seeds, arguments.SEED_LISTS, "prompts", count)
     rows = zip(prompts, responses, names, drawn, strict=True)
     return [
-        ingest(core, prompt, group, epoch, name, numbers, f"[{i}]")
+        ingest(core, prompt, group, epoch, name, numbers, _at=f"[{i}]")
         for i, (prompt, group, name, numbers) in enumerate(rows)
     ]
 
@@ -225,7 +227,11 @@ def _read_history(answer: pb.HistoryResponse) -> list[values.Response]:
 
 
 def predict_length(
-    core: Core, prompt: values.Tokens, problem: str | None, generated: int, quantiles: Sequence[float] | None
+    core: Core,
+    prompt: values.Tokens,
+    problem: str | None = None,
+    generated: int = 0,
+    quantiles: Sequence[float] | None = None,
 ) -> list[Call[values.LengthPrediction]]:
     """Returns a call for quantiles of the length of a response."""
     text, name = _problem(prompt, problem)
@@ -243,46 +249,46 @@ class ByShard(Generic[T]):
 
     calls: list[list[Call[list[T]]]]
     """For each shard its calls. The value of a call has an element for each problem."""
-    places: list[list[int]]
-    """For each shard the places of its problems in the caller's list."""
+    rows: list[list[int]]
+    """For each shard the indexes of its problems in the caller's list."""
 
     def in_order(self, answers: Sequence[list[list[T]] | None]) -> list[T | None]:
         """Returns the values in the caller's order, from the answers of `carry_out`; None where a shard has none."""
-        ordered: list[T | None] = [None] * sum(map(len, self.places))
-        for places, parts in zip(self.places, answers, strict=True):
-            for place, value in zip(places, chain.from_iterable(parts or ()), strict=False):
-                ordered[place] = value
+        ordered: list[T | None] = [None] * sum(map(len, self.rows))
+        for rows, parts in zip(self.rows, answers, strict=True):
+            for row, value in zip(rows, chain.from_iterable(parts or ()), strict=False):
+                ordered[row] = value
         return ordered
 
 
 def predict_lengths(
     core: Core,
     prompts: Sequence[values.Tokens],
-    problems: Sequence[str | None] | None,
-    generated: Sequence[int] | None,
-    quantiles: Sequence[float] | None,
+    problems: Sequence[str | None] | None = None,
+    generated: Sequence[int] | None = None,
+    quantiles: Sequence[float] | None = None,
 ) -> ByShard[values.LengthPrediction]:
     """Returns calls for quantiles of the lengths of responses: one for each shard, or as many as their sizes need."""
     arguments.listed("prompts", prompts, arguments.PROMPTS)
     names = arguments.for_each("problems", problems, arguments.PROBLEMS, "prompts", len(prompts))
     lengths = arguments.for_each("generated", generated, arguments.GENERATED, "prompts", len(prompts))
     wanted = _quantiles(quantiles)
-    owned: dict[ShardState, tuple[list[int], pb.PredictLengthsRequest]] = {}
+    owned: dict[Shard, tuple[list[int], pb.PredictLengthsRequest]] = {}
     for i, (prompt, problem, length) in enumerate(zip(prompts, names, lengths, strict=True)):
         text, name = _problem(prompt, problem, f"[{i}]")
         begun = 0 if length is None else _generated(f"generated[{i}]", length)
         shard = core.shard_of(text, name)
         if shard not in owned:
             owned[shard] = [], pb.PredictLengthsRequest(namespace=core.config.namespace, quantiles=wanted)
-        places, request = owned[shard]
-        places.append(i)
+        rows, request = owned[shard]
+        rows.append(i)
         request.problems.append(pb.ExpectedResponse(prompt=text, problem=name, generated=begun))
     timeout, limits = core.config.timeouts.call, core.config.limits
     calls = [
         Call("PredictLengths", shard, request, timeout, _read_predictions, join=_joined).cut(limits)
         for shard, (_, request) in owned.items()
     ]
-    return ByShard(calls, [places for places, _ in owned.values()])
+    return ByShard(calls, [rows for rows, _ in owned.values()])
 
 
 def _generated(name: str, value: int) -> int:
@@ -323,11 +329,11 @@ def topology(core: Core) -> list[Call[list[values.Shard]]]:
     return [Call("Topology", core.shards[0], pb.TopologyRequest(), timeout, read)]
 
 
-def inspect(core: Core, timeout: float | None) -> list[Call[values.Inspection]]:
+def inspect(core: Core, timeout: float | None = None) -> list[Call[values.Inspection]]:
     """Returns a call to each shard for its state and that of the namespace."""
     request = pb.InspectRequest(namespace=core.config.namespace)
-    patience = core.config.timeouts.call if timeout is None else arguments.seconds("timeout", timeout)
-    return [Call("Inspect", shard, request, patience, read_inspection) for shard in core.shards]
+    seconds = core.config.timeouts.call if timeout is None else arguments.seconds("timeout", timeout)
+    return [Call("Inspect", shard, request, seconds, read_inspection) for shard in core.shards]
 
 
 def read_inspection(answer: pb.InspectResponse) -> values.Inspection:
@@ -351,7 +357,7 @@ def read_inspection(answer: pb.InspectResponse) -> values.Inspection:
 
 def rewind(core: Core, epoch: int) -> list[Call[int]]:
     """Returns a call to each shard that forgets what is newer than the epoch."""
-    number = tokens.epoch_number("epoch", epoch)
+    number = arguments.epoch_number("epoch", epoch)
     if number is None:
         raise ValueError("epoch: is None; give the newest epoch that stays")
     request = pb.RewindRequest(namespace=core.config.namespace, epoch=number)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
-from histospec.client import fork
+from histospec.client import quiet_grpc
 from histospec.client.config import Config, Endpoint, bearer
 
 _OPTIONS = [
@@ -25,8 +25,8 @@ def open_channel(kind: ModuleType, endpoint: Endpoint, config: Config, more: Seq
     Raises:
         Unavailable: this process was forked from one that had connected.
     """
-    fork.refuse()
-    fork.connecting()
+    quiet_grpc.refuse_after_fork()
+    quiet_grpc.note_connecting()
     options: list[tuple[str, Any]] = [*_OPTIONS, *more]
     if config.tls is None:
         return kind.insecure_channel(endpoint.address, options=options)

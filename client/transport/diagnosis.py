@@ -1,23 +1,50 @@
 """Finds out why an address does not answer like a HistoSpec server, with sockets of its own.
 
 gRPC reports all these reasons as UNAVAILABLE. The log and the doctor print what this module finds, in the same words.
+
+For the log, a thread looks for the reason, so the worker never waits; a core asks at most once per minute and shard.
+The thread needs neither gRPC nor the loop of the streams. It does not exist in a forked process, in which no client
+works. The interpreter does not wait for it at exit.
 """
 
 import errno
+import logging
 import socket
 import ssl
 import threading
 import time
 from typing import NamedTuple
 
-from histospec.client.config import Tls
+import grpc
+
+from histospec.client.config import Endpoint, Tls
+from histospec.client.core.core import Core
+from histospec.client.core.outage_log import Outage
+from histospec.client.core.shard import Shard
+
+log = logging.getLogger("histospec.client")
 
 USUAL_PORT = 6378
+PATIENCE = 2.0
+"""Seconds for each address."""
+BY_THE_SERVER = frozenset(
+    (
+        grpc.StatusCode.UNAUTHENTICATED,
+        grpc.StatusCode.PERMISSION_DENIED,
+        grpc.StatusCode.INVALID_ARGUMENT,
+        grpc.StatusCode.RESOURCE_EXHAUSTED,
+        grpc.StatusCode.FAILED_PRECONDITION,
+        grpc.StatusCode.DATA_LOSS,
+    )
+)
+"""Statuses that a HistoSpec server itself returns, so the address is right."""
+NOT_THE_ADDRESS = ("wants-tls", "plain", "certificate", "files")
+"""Kinds of trouble with the right server at the address."""
 
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"  # and an empty SETTINGS frame
 _HEADER = 9  # bytes before the content of a frame
 _SETTINGS = 4  # type of the first frame that a server sends
-_HELLO, _ALERT = 0x16, 0x15  # first bytes of TLS records
+_ALERT = 0x15  # first byte of a TLS record
 
 
 class Trouble(NamedTuple):
@@ -310,3 +337,41 @@ def _words(error: Exception) -> str:
     if isinstance(error, ssl.SSLError):
         return (error.reason or str(error)).replace("_", " ").lower()
     return error.strerror.lower() if isinstance(error, OSError) and error.strerror else str(error)
+
+
+# ---- for the log --------------------------------------------------------------------------------------------------
+
+
+def explain(core: Core, shard: Shard) -> None:
+    """Starts to find out why the shard does not answer, and then has the core log it. Never waits."""
+    if shard.contact.code in BY_THE_SERVER:
+        core.log_outage(shard)
+        return
+    try:
+        threading.Thread(target=_explain_now, args=(core, shard), name="histospec-diagnosis", daemon=True).start()
+    except RuntimeError:  # the interpreter ends, or there may be no more threads
+        core.log_outage(shard)
+
+
+def _explain_now(core: Core, shard: Shard) -> None:
+    outage = None
+    try:
+        found = shard.endpoint.address != ""
+        asked = (shard.endpoint,) if found else core.config.endpoints  # the addresses behind which shards were expected
+        outages = [_outage(core, endpoint) for endpoint in asked]
+        if all(outages):
+            outage = outages[0]
+    except Exception:
+        log.debug("HistoSpec: why %s does not answer could not be found out", shard.name, exc_info=True)
+    core.log_outage(shard, outage)
+
+
+def _outage(core: Core, endpoint: Endpoint) -> Outage | None:
+    trouble = diagnose(endpoint.address, core.config.tls, PATIENCE, endpoint.certified)
+    if trouble is None:
+        return None
+    where = endpoint.address if endpoint.name == endpoint.address else f"{endpoint.address}, shard {endpoint.name}"
+    advice = trouble.advice
+    if trouble.kind not in NOT_THE_ADDRESS:
+        advice = f"is HISTOSPEC_ENDPOINT right? {advice[:1].upper()}{advice[1:]}"
+    return Outage(f"no server at {where} ({trouble.text})", advice)

@@ -46,7 +46,7 @@ class Discovery:
         self._answers: dict[str, list[Endpoint]] = {}
         """The shards that each address named; the latest answer is last."""
         self._members: dict[str, Endpoint] = {}
-        self._named: dict[str, float] = {}
+        self._named_at: dict[str, float] = {}
         """When an answer last named each shard."""
         self._limit = asyncio.Semaphore(SIDE_BY_SIDE)
 
@@ -58,7 +58,7 @@ class Discovery:
                 await self.refresh(time.monotonic())
             except Exception:  # a bug must not end the discovery
                 log.exception("HistoSpec: looking for shards failed")
-            self._core.has_looked(time.monotonic())
+            self._core.looked()
             if not self._members:
                 pause, wait = min(2 * pause, LAST_PAUSE), pause
             else:
@@ -68,16 +68,16 @@ class Discovery:
     async def refresh(self, now: float) -> None:
         """Runs one round, and updates the core if the members have changed."""
         addresses = await self._resolve()
-        self._answers = {address: told for address, told in self._answers.items() if address in addresses}
+        self._answers = {address: answer for address, answer in self._answers.items() if address in addresses}
         again = self._unwell() | ({random.choice(list(self._answers))} if self._answers else set())
         await self._ask([e for a, e in addresses.items() if a not in self._answers or a in again])
         if not self._answers:  # the seeds do not answer; the known shards may
             await self._ask(list(self._members.values()))
-        told = {shard.name: shard for answer in self._answers.values() for shard in answer}
-        self._named |= dict.fromkeys(told, now)
+        named = {shard.name: shard for answer in self._answers.values() for shard in answer}
+        self._named_at |= dict.fromkeys(named, now)
         leave = self._core.config.timeouts.leave
-        stay = {name: e for name, e in self._members.items() if not told or now - self._named[name] <= leave}
-        members = {**stay, **told}
+        stay = {name: e for name, e in self._members.items() if not named or now - self._named_at[name] <= leave}
+        members = {**stay, **named}
         if members != self._members:
             self._members = members
             self._core.update([members[name] for name in sorted(members)])
@@ -99,17 +99,17 @@ class Discovery:
     async def _ask(self, endpoints: Sequence[Endpoint]) -> None:
         """Asks each endpoint for the shards that it knows. Keeps the earlier answer of one that does not answer."""
         answers = await asyncio.gather(*(ask(e, self._core.config, self._limit) for e in endpoints))
-        said: dict[str, Endpoint] = {}
+        first: dict[str, Endpoint] = {}
         for endpoint, answer in zip(endpoints, answers, strict=True):
             if answer is None:
                 continue
             self._answers.pop(endpoint.address, None)
             self._answers[endpoint.address] = answer
             for shard in answer:
-                if shard.address == endpoint.address != said.setdefault(shard.name, shard).address:
+                if shard.address == endpoint.address != first.setdefault(shard.name, shard).address:
                     log.warning(
                         "HistoSpec: two shards, at %s and %s, are both named %s: give each a --shard-name of its own",
-                        said[shard.name].address, shard.address, shard.name,
+                        first[shard.name].address, shard.address, shard.name,
                     )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Carries a conversation over gRPC: the only place where the Draft stream does I/O.
+"""Carries the messages of a shard over gRPC: the only place where the Draft stream does I/O.
 
 Lives on one asyncio loop, which may stand still between two steps (see `pump.py`). gRPC's own threads go on sending and
 receiving meanwhile, and the loop takes their results when it turns again.
@@ -7,21 +7,20 @@ receiving meanwhile, and the loop takes their results when it turns again.
 import asyncio
 import contextlib
 import logging
-import time
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any
 
 import grpc
 
-from histospec.client.core.conversation import Conversation, GarbledReply
 from histospec.client.core.core import Core
-from histospec.client.core.exchange import CLOSED_HERE
-from histospec.client.core.room import ServerLimits
-from histospec.client.core.shard import ShardState
+from histospec.client.core.message_limits import ServerLimits
+from histospec.client.core.shard import CLOSED_HERE, Shard
+from histospec.client.core.step import GarbledReply
+from histospec.client.core.stream_state import StreamState
 from histospec.client.transport.channel import metadata, open_channel
+from histospec.client.transport.diagnosis import explain
 from histospec.client.transport.discovery import Discovery
-from histospec.client.transport.outages import explain
 from histospec.v1 import draft_pb2 as pb
 from histospec.v1 import draft_pb2_grpc as rpc
 
@@ -38,63 +37,59 @@ def _task(work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
 
 
 class Stream:
-    """One Draft stream, on a connection of its own, for one conversation."""
+    """One Draft stream, on a connection of its own, for one shard."""
 
-    def __init__(self, core: Core, shard: ShardState, conversation: Conversation) -> None:
-        self.conversation = conversation
+    def __init__(self, core: Core, shard: Shard, state: StreamState) -> None:
+        self.state = state
         self._core = core
         self._shard = shard
         self._channel = open_channel(grpc.aio, shard.endpoint, core.config)
         stub: Any = rpc.DraftServiceStub(self._channel)
         self._call = stub.Draft(metadata=metadata(core.config))
-        patience = core.config.timeouts.silence
-        self._limits = stub.Topology(pb.TopologyRequest(), timeout=patience, metadata=metadata(core.config))
+        seconds = core.config.timeouts.silence
+        self._limits = stub.Topology(pb.TopologyRequest(), timeout=seconds, metadata=metadata(core.config))
         self._reader = _task(self._read())
         self._writer: asyncio.Task[None] | None = None
 
     def kick(self) -> None:
         """Writes the messages in the outbox, in order; at most one write is in flight.
 
-        Does nothing before the shard has answered on this connection: then `_learn` starts the writer.
+        Does nothing before the shard has answered on this connection: then `_connect` starts the writer.
         """
-        if self.conversation.connected and (self._writer is None or self._writer.done()):
+        if self.state.connected and (self._writer is None or self._writer.done()):
             self._writer = _task(self._write())
 
     async def _write(self) -> None:
-        outbox = self.conversation.outbox
+        outbox = self.state.outbox
         try:
             while outbox:
                 message = outbox.popleft()
                 await self._call.write(message)
-                self._core.wrote(self.conversation, message.sequence)
+                self.state.wrote(message.sequence)
+            if not self.state.owes:  # else the answer calls it
+                self._core.changed()
         except (grpc.RpcError, asyncio.InvalidStateError):
             pass  # the stream ended, and the reader reports it
 
-    async def _learn(self) -> None:
+    async def _connect(self) -> None:
         """Asks for the shard's limits before anything is written, on the same connection. So the shard is known to run.
 
         Raises:
             grpc.aio.AioRpcError: the shard does not answer, or refuses to.
         """
-        limits = ServerLimits()
-        try:
-            await self._limits
-            limits = ServerLimits.told(await self._limits.trailing_metadata())
-        except grpc.aio.AioRpcError as error:
-            if error.code() is not grpc.StatusCode.UNIMPLEMENTED:
-                raise
-            log.debug("HistoSpec: %s does not name its limits: %s", self._shard.name, error)
-        self._core.learned(self._shard, self.conversation, limits, time.monotonic())
+        await self._limits
+        limits = ServerLimits.from_metadata(await self._limits.trailing_metadata())
+        self._core.connected(self._shard, self.state, limits)
         self.kick()
 
     async def _read(self) -> None:
         code, details = grpc.StatusCode.UNAVAILABLE, "the server closed the stream"
         try:
-            await self._learn()
+            await self._connect()
             while (response := await self._call.read()) is not _END:
                 if response is None:
                     raise GarbledReply("it cannot be parsed")
-                self._core.received(self._shard, self.conversation, response, time.monotonic())
+                self._core.reply(self._shard, self.state, response)
         except grpc.aio.AioRpcError as error:
             code, details = error.code(), error.details() or ""
         except GarbledReply as error:
@@ -104,7 +99,7 @@ class Stream:
         except Exception as error:  # a bug, here or in gRPC, must not stop the worker
             log.exception("HistoSpec: %s: the stream failed", self._shard.name)
             code, details = grpc.StatusCode.INTERNAL, repr(error)
-        self._core.ended(self._shard, self.conversation, code, details, time.monotonic())
+        self._core.end(self._shard, self.state, code, details)
         await self.end()
 
     async def end(self) -> None:
@@ -140,23 +135,22 @@ class Streams:
     def __init__(self, core: Core) -> None:
         self._core = core
         core.explain = partial(explain, core)
-        self._streams: dict[ShardState, Stream] = {}
+        self._streams: dict[Shard, Stream] = {}
         self._closing: set[asyncio.Task[None]] = set()
         self._discovery: asyncio.Task[None] | None = None
         self.loop: asyncio.AbstractEventLoop | None = None
         """The loop on which they run; None until a stream is needed."""
 
-    def kick(self, shards: Sequence[ShardState]) -> None:
-        """Sends what the shards' conversations have in their outboxes. Called on the loop; does not wait."""
+    def kick(self, shards: Sequence[Shard]) -> None:
+        """Sends what the shards have in their outboxes. Called on the loop; does not wait."""
         self.discover()
         for shard in shards:
-            conversation = shard.conversation
-            if conversation is None:
+            if shard.stream is None:
                 continue
             stream = self._streams.get(shard)
-            if stream is None or stream.conversation is not conversation:
+            if stream is None or stream.state is not shard.stream:
                 self._discard(shard)
-                stream = self._streams[shard] = Stream(self._core, shard, conversation)
+                stream = self._streams[shard] = Stream(self._core, shard, shard.stream)
             stream.kick()
 
     def discover(self) -> None:
@@ -170,9 +164,9 @@ class Streams:
 
     def found(self) -> bool:
         """Returns whether the client knows the shards, or knew them a moment ago."""
-        return self._core.knows_shards(time.monotonic())
+        return self._core.knows_shards()
 
-    def _discard(self, shard: ShardState) -> None:
+    def _discard(self, shard: Shard) -> None:
         stream = self._streams.pop(shard, None)
         if stream is not None:
             task = _task(stream.end())

@@ -16,7 +16,7 @@ from histospec.client import (
     Timeouts,
     UnknownSession,
 )
-from histospec.client.core.tokens import batch_bytes, token_bytes
+from histospec.client.arguments import batch_bytes, token_bytes
 
 NOWHERE = "127.0.0.1:9"
 

@@ -12,12 +12,11 @@ from hypothesis import strategies as st
 
 from histospec.client import Limits, ShardStats, Stats
 from histospec.client.config import Endpoint, configure
-from histospec.client.core.budget import Budget
+from histospec.client.core.commits import Commit
 from histospec.client.core.core import Core
-from histospec.client.core.news import PAUSE, Losses
-from histospec.client.core.room import ServerLimits
-from histospec.client.core.session import Commit
-from histospec.client.core.shard import ShardState
+from histospec.client.core.message_limits import ServerLimits
+from histospec.client.core.outage_log import PAUSE, Losses
+from histospec.client.core.shard import Shard
 from histospec.v1 import draft_pb2 as pb
 
 LIMITS = Limits(commits=12, commit_bytes=600, message_bytes=100)
@@ -28,26 +27,24 @@ class World:
     """A core with shards that answer when the test says so, and the responses finished so far."""
 
     def __init__(self) -> None:
-        self.core = Core(configure("discover://seed:1", "run", limits=LIMITS), lambda: None)
+        self.core = Core(configure("discover://seed:1", "run", limits=LIMITS), lambda: None, lambda: self.now)
         self.finished = 0
         self.now = 0.0
+        self.shards: dict[str, Shard] = {}  # also those that have left
         self.update(NAMES)
 
     def update(self, names: tuple[str, ...]) -> None:
         self.core.update([Endpoint(name, f"{name}:1") for name in names])
-
-    @property
-    def everybody(self) -> list[ShardState]:
-        return self.core._members.everybody
+        self.shards |= {shard.name: shard for shard in self.core.shards}
 
     def finish(self, prompt: int, tokens: int, flush: bool) -> None:
         """Finishes a response. Checks that every shard that lost responses held more than its share."""
-        (session,) = self.core.begin_sessions([[prompt]])
-        self.core.advance_sessions([session], [[1] * tokens], Budget(max_tokens=0), self.now)
+        (session,) = self.core.open([[prompt]])
+        self.core.send([session], [[1] * tokens], max_tokens=0)
         before = self.core.stats().shards
         owner = self.core.shard_of(_i32([prompt]), "").name
         size = 4 * tokens + 4
-        self.core.end_sessions([session])
+        self.core.finish([session])
         self.finished += 1
         members = {shard.name for shard in self.core.shards}
         for name, after in self.core.stats().shards.items():
@@ -58,34 +55,34 @@ class World:
             taken = held.pending_bytes + size * (name == owner)
             assert commits > LIMITS.commits / len(members) or taken > LIMITS.commit_bytes / len(members), name
         if flush:
-            self.core.flush(self.now)
+            self.core.flush()
 
     def answer(self, name: str, how: str) -> None:
         """Lets a shard answer all messages: stored, not stored now, or unknown session."""
-        shard = next((s for s in self.everybody if s.name == name), None)
-        if shard is None or (conversation := shard.conversation) is None:
+        shard = self.shards[name]
+        if (stream := shard.stream) is None:
             return
-        self.core.learned(shard, conversation, ServerLimits(), self.now)
-        for message in conversation.outbox:
-            self.core.wrote(conversation, message.sequence)
-        conversation.outbox.clear()
-        for sequence in list(conversation.commits):
-            numbers = [c.session.number for c in conversation.commits.get(sequence, [])]
+        self.core.connected(shard, stream, ServerLimits())
+        for message in stream.outbox:
+            stream.wrote(message.sequence)
+        stream.outbox.clear()
+        for sequence in list(stream.commits):
+            numbers = [c.session.number for c in stream.commits.get(sequence, [])]
             answer = pb.DraftResponse(sequence=sequence)
             if how == "unknown":
                 answer.unknown = np.array(numbers, "<u8").tobytes()
             if how == "later":
                 answer.refusals.extend(pb.Refusal(session=number, reason="store", later=True) for number in numbers)
-            self.core.received(shard, conversation, answer, self.now)
+            self.core.reply(shard, stream, answer)
 
     def lose(self, name: str) -> None:
-        shard = next((s for s in self.everybody if s.name == name), None)
-        if shard is not None and shard.conversation is not None:
-            self.core.ended(shard, shard.conversation, grpc.StatusCode.UNAVAILABLE, "", self.now)
+        shard = self.shards[name]
+        if shard.stream is not None:
+            self.core.end(shard, shard.stream, grpc.StatusCode.UNAVAILABLE, "")
 
     def check_books(self) -> None:
         stats = self.core.stats()
-        sizes = {s.name: [c.bytes for c in waiting(s)] for s in self.everybody}
+        sizes = {s.name: [c.bytes for c in waiting(s)] for s in self.shards.values()}
         held = {name: (len(some), sum(some)) for name, some in sizes.items() if some}
         assert {n: (s.pending, s.pending_bytes) for n, s in stats.shards.items() if s.pending} == held
         totals = Counter[str]()
@@ -101,9 +98,9 @@ class World:
         assert sum(size for _, size in held.values()) <= LIMITS.commit_bytes
 
 
-def waiting(shard: ShardState) -> list[Commit]:
-    sent = shard.conversation.commits.values() if shard.conversation else ()
-    return [*shard.commits, *(commit for batch in sent for commit in batch)]
+def waiting(shard: Shard) -> list[Commit]:
+    sent = shard.stream.commits.values() if shard.stream else ()
+    return [*shard.queue.waiting, *(commit for batch in sent for commit in batch)]
 
 
 SHARD = st.sampled_from(NAMES)
@@ -159,8 +156,8 @@ def test_what_is_on_its_way_counts_and_goes_last() -> None:
     for prompt in owned["a"][:9]:
         world.finish(prompt, 1, flush=True)
     (a, _) = world.core.shards
-    assert a.conversation is not None
-    assert (len(a.commits), sum(len(batch) for batch in a.conversation.commits.values())) == (0, 9)
+    assert a.stream is not None
+    assert (len(a.queue.waiting), sum(len(batch) for batch in a.stream.commits.values())) == (0, 9)
     for prompt in owned["b"][:6]:
         world.finish(prompt, 1, flush=False)
     assert [(s.pending, s.dropped) for s in world.core.stats().shards.values() if s.pending] == [(6, 3), (6, 0)]
@@ -177,17 +174,21 @@ def test_responses_that_a_leaving_shard_cannot_store_go_to_the_others() -> None:
     world.update(("b",))
     world.answer("a", "later")
     world.now += 40
-    world.core.flush(world.now)
+    world.core.flush()
     world.answer("b", "stored")
     assert world.core.stats().shards["b"].committed == 3
 
 
 def test_the_response_of_a_refused_session_is_counted_as_dropped() -> None:
     world = World()
-    (session,) = world.core.begin_sessions([[1]])
-    world.core.advance_sessions([session], [[1, 2]], Budget(), 0.0)
-    world.core._sessions[session].refused = True
-    world.core.end_sessions([session])
+    (session,) = world.core.open([[1]])
+    pending = world.core.send([session], [[1, 2]])
+    ((shard, _),) = pending.parts
+    assert shard.stream is not None
+    refusal = pb.Refusal(session=session, reason="too long")
+    answer = pb.DraftResponse(sequence=1, lengths=_i32([0]), refusals=[refusal])
+    world.core.reply(shard, shard.stream, answer)
+    world.core.finish([session])
     stats = world.core.stats()
     assert (stats.dropped_commits, stats.pending_commits) == (1, 0)
     assert isinstance(stats, Stats)
@@ -217,7 +218,7 @@ def test_drops_are_said_once_and_then_once_a_minute(caplog: pytest.LogCaptureFix
 @pytest.mark.parametrize("flushes", [False, True])
 def test_a_dead_shard_does_not_fill_the_log(caplog: pytest.LogCaptureFixture, flushes: bool) -> None:
     world = World()
-    with caplog.at_level(logging.WARNING, "histospec.client.core.news"), caplog.at_level(logging.WARNING):
+    with caplog.at_level(logging.WARNING, "histospec.client.core.outage_log"), caplog.at_level(logging.WARNING):
         for n in range(200):
             world.finish(n, 5, flush=flushes)
     lines = [r.getMessage() for r in caplog.records if "dropped" in r.getMessage()]

@@ -16,9 +16,8 @@ import trustme
 
 from histospec.client import DraftClient, Response
 from histospec.client.config import configure
-from histospec.client.doctor.command import examine
-from histospec.client.doctor.facts import Demand
-from histospec.client.doctor.gather import gather
+from histospec.client.doctor.checks import examine
+from histospec.client.doctor.facts import Demand, gather
 from histospec.server.stores.interface import Problem, Record, ResponseBatch
 from histospec.server.stores.sqlite.store import SQLiteStore
 from tests.support import certificates

@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 
 from histospec.client.config import configure
-from histospec.client.doctor import checks, report, worker_checks
-from histospec.client.doctor.command import CHECKS, examine
+from histospec.client.doctor import checks
+from histospec.client.doctor.checks import CHECKS, examine
 from histospec.client.doctor.facts import Facts, Failure, ShardFacts, Vllm
-from histospec.client.doctor.findings import Finding, bad, merged, ok
+from histospec.client.doctor.findings import Finding, as_text, bad, judged, merged, ok
 from histospec.client.values import Inspection, NamespaceFacts
 
 WELL = Inspection(
@@ -58,7 +58,7 @@ def test_nothing_is_wrong_where_nothing_is() -> None:
     ],
 )
 def test_versions_of_vllm(version: str, level: str) -> None:
-    (finding,) = worker_checks.vllm(facts(vllm=Vllm(version, None)))
+    (finding,) = checks.vllm(facts(vllm=Vllm(version, None)))
     assert (finding.level, finding.check) == (level, "vllm")
 
 
@@ -71,16 +71,13 @@ def test_versions_of_vllm(version: str, level: str) -> None:
     ],
 )
 def test_the_model_runner(value: str | None, level: str, said: str) -> None:
-    (finding,) = worker_checks.runner(facts(vllm=Vllm("0.32.0", value)))
+    (finding,) = checks.runner(facts(vllm=Vllm("0.32.0", value)))
     assert finding.level == level
     assert said in finding.text
 
 
-def test_a_server_before_inspect_and_a_service_that_is_no_draft_server() -> None:
+def test_a_service_that_is_no_draft_server() -> None:
     missing = Failure("UNIMPLEMENTED", "Method not found!")
-    older = facts(shard(inspection=None, failure=missing))
-    assert faults(older) == [("warn", "version")]
-    assert "does not know the call Inspect" in next(iter(checks.version(older))).text
     other = facts(shard(inspection=None, failure=missing, drafts=False))
     assert faults(other) == [("bad", "endpoint")]
     assert "speaks gRPC, but is no draft server" in next(iter(checks.endpoint(other))).text
@@ -135,7 +132,7 @@ def test_the_text_fits_80_columns_and_obeys_nothing() -> None:
     name = "\x1b[2J" + "long-" * 20
     found = facts(shard(inspection=replace(WELL, namespace=None, similar=(name,))), shard(1, steps=(0.1,) * 20))
     findings = examine(found)
-    text = report.text(found, findings)
+    text = as_text(found, findings)
     assert "\x1b" not in text
     lines = [line for line in text.splitlines() if "long-long" not in line]
     assert max(map(len, lines)) <= 80
@@ -155,7 +152,7 @@ def test_the_text_fits_80_columns_and_obeys_nothing() -> None:
     ],
 )
 def test_the_last_sentence(findings: list[Finding], sentence: str) -> None:
-    assert report.judged(findings).startswith(sentence)
+    assert judged(findings).startswith(sentence)
 
 
 def test_every_fault_comes_with_advice() -> None:

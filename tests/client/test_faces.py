@@ -24,7 +24,8 @@ PATIENT = Timeouts(step=60.0, shutdown=60.0)
 
 def test_finish_and_close_commit_alike(shared_server: Server) -> None:
     with DraftClient(shared_server.endpoint, "faces", timeouts=PATIENT) as client:
-        for number, end in enumerate((client.finish, client.close)):
+        ends: list[Callable[..., None]] = [client.finish, client.close]
+        for number, end in enumerate(ends):
             (session,) = client.open([[number]])
             client.step([session], [[5, 6]])
             end([session], commit=True, epochs=3, rewards=0.5)
@@ -41,6 +42,8 @@ def test_close_without_arguments_ends_the_client(shared_server: Server) -> None:
         client.close([session])
     client.close()
     client.shutdown()
+    client.flush()
+    assert [len(draft) for draft in client.step(client.open([[1]]), [[2]])] == [0]
     assert repr(client).endswith("pending_commits=0 shut down>")
     with pytest.raises(Unavailable, match="this client is shut down"):
         client.history([1])
@@ -53,9 +56,9 @@ def test_close_of_no_session_is_not_the_end(shared_server: Server) -> None:
         client.close([])
         client.close(sessions=[])
         with pytest.raises(ValueError, match="sessions: must be a list of session ids, is None"):
-            client.close(None)  # type: ignore[call-overload]
+            client.close(None)
         with pytest.raises(TypeError, match="sessions"):
-            client.close(commit=False)  # type: ignore[call-overload]
+            client.close(commit=False)
         assert client.history([1]) == []
 
 

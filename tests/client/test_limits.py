@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from histospec.client import AsyncDraftClient, Breaker, DraftClient, LimitExceeded, Limits, Response
-from histospec.client.core.room import ServerLimits
+from histospec.client.core.message_limits import ServerLimits
 from histospec.v1 import draft_pb2 as pb
 from tests.support.clients import flushed, texts
 from tests.support.odd_server import OddServer
@@ -144,7 +144,7 @@ async def test_async_face_with_a_server_that_takes_little(start_server: Starter)
 
 
 def test_limits_of_a_server_that_tells_none_are_learned_from_its_refusal(odd_server: OddServer) -> None:
-    """An older server: its first refusal ends a stream, counts as no attempt of a response, and opens no breaker."""
+    """Its first refusal ends a stream, counts as no attempt of a response, and opens no breaker."""
     batches = []
 
     def refuse(request: pb.DraftRequest, context: grpc.ServicerContext) -> pb.DraftResponse | None:
@@ -186,8 +186,8 @@ def test_refusals_name_their_limit(details: str, limits: ServerLimits) -> None:
 
 def test_limits_that_are_no_numbers_are_ignored() -> None:
     told = [("histospec-max-batch", "64"), ("histospec-max-message", "lots"), ("histospec-max-draft-tokens", "0")]
-    assert ServerLimits.told(told) == ServerLimits(batch=64)
-    assert ServerLimits.told(None) == ServerLimits()
+    assert ServerLimits.from_metadata(told) == ServerLimits(batch=64)
+    assert ServerLimits.from_metadata(None) == ServerLimits()
 
 
 def test_a_client_with_smaller_limits_of_its_own(odd_server: OddServer) -> None:

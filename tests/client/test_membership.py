@@ -5,10 +5,9 @@ import pytest
 
 from histospec.client import Limits
 from histospec.client.config import Endpoint, configure
-from histospec.client.core.budget import Budget
 from histospec.client.core.core import Core
-from histospec.client.core.room import ServerLimits
-from histospec.client.core.shard import ShardState
+from histospec.client.core.message_limits import ServerLimits
+from histospec.client.core.shard import Shard
 from histospec.protocol.placement import place, problem_digest
 from histospec.v1 import draft_pb2 as pb
 
@@ -24,54 +23,61 @@ def owner(prompt: list[int], names: tuple[str, ...]) -> str:
 
 
 @pytest.fixture
-def core() -> Core:
-    return Core(configure("discover://seed:1", "run", limits=Limits(commits=1000)), lambda: None)
+def now() -> list[float]:
+    """The time, which a test may change."""
+    return [0.0]
 
 
-def sent(shard: ShardState) -> list[pb.DraftRequest]:
+@pytest.fixture
+def core(now: list[float]) -> Core:
+    return Core(configure("discover://seed:1", "run", limits=Limits(commits=1000)), lambda: None, lambda: now[0])
+
+
+def sent(shard: Shard) -> list[pb.DraftRequest]:
     """Returns the messages to the shard, and removes them from the wire."""
-    if shard.conversation is None:
+    if shard.stream is None:
         return []
-    messages = list(shard.conversation.outbox)
-    shard.conversation.outbox.clear()
+    messages = list(shard.stream.outbox)
+    shard.stream.outbox.clear()
     return messages
 
 
-def acknowledge(core: Core, shard: ShardState, messages: list[pb.DraftRequest]) -> None:
-    conversation = shard.conversation
-    assert conversation is not None
-    core.learned(shard, conversation, ServerLimits(), 0.0)
+def acknowledge(core: Core, shard: Shard, messages: list[pb.DraftRequest]) -> None:
+    stream = shard.stream
+    assert stream is not None
+    core.connected(shard, stream, ServerLimits())
     for message in messages:
-        core.wrote(conversation, message.sequence)
+        stream.wrote(message.sequence)
         sessions = len(np.frombuffer(message.step.sessions, "<u8"))
         answer = pb.DraftResponse(sequence=message.sequence, lengths=np.zeros(sessions, "<i4").tobytes())
-        core.received(shard, conversation, answer, 0.0)
+        core.reply(shard, stream, answer)
 
 
 def committed(messages: list[pb.DraftRequest]) -> set[int]:
     return {close.session for message in messages for close in message.closes if close.commit}
 
 
-def test_nothing_is_sent_and_nothing_lost_until_shards_are_found(core: Core) -> None:
-    assert not core.knows_shards(0.0)
-    sessions = core.begin_sessions(PROMPTS)
-    pending = core.advance_sessions(sessions, [[1]] * len(sessions), Budget(), 0.0)
+def test_nothing_is_sent_and_nothing_lost_until_shards_are_found(core: Core, now: list[float]) -> None:
+    assert not core.knows_shards()
+    sessions = core.open(PROMPTS)
+    pending = core.send(sessions, [[1]] * len(sessions))
     assert pending.done
     assert pending.touched == core.shards  # their streams look for shards
-    assert [len(d) for d in core.collect(pending, 0.0)] == [0] * len(sessions)
-    core.end_sessions(sessions[:10])
+    assert [len(d) for d in core.collect(pending)] == [0] * len(sessions)
+    core.finish(sessions[:10])
     stats = core.stats()
     assert (stats.pending_commits, stats.skipped, stats.late) == (10, 1, 0)
     assert stats.breakers == {"discover://seed:1": "open"}
-    assert core.flush(0.0) == core.shards
+    assert core.flush() == core.shards
     assert not core.settled(core.shards)
 
     core.update(endpoints("a", "b"))
-    core.has_looked(0.0)
-    assert core.knows_shards(0.0)
-    assert not core.knows_shards(1000.0)
+    core.looked()
+    assert core.knows_shards()
+    now[0] += 1000
+    assert not core.knows_shards()
     assert set(core.stats().breakers) == {"a", "b"}
-    core.flush(0.0)
+    core.flush()
     messages = {shard.name: sent(shard) for shard in core.shards}
     for number, prompt in zip(sessions, PROMPTS, strict=True):
         mine = messages[owner(prompt, ("a", "b"))]
@@ -82,13 +88,13 @@ def test_nothing_is_sent_and_nothing_lost_until_shards_are_found(core: Core) -> 
 
 def test_only_sessions_whose_problem_moves_are_opened_anew(core: Core) -> None:
     core.update(endpoints("a", "b", "c"))
-    sessions = core.begin_sessions(PROMPTS)
-    core.advance_sessions(sessions, [[1]] * len(sessions), Budget(), 0.0)
+    sessions = core.open(PROMPTS)
+    core.send(sessions, [[1]] * len(sessions))
     for shard in core.shards:
         acknowledge(core, shard, sent(shard))
     core.update(endpoints("a", "b", "c", "d"))
-    core.advance_sessions(sessions, [[2]] * len(sessions), Budget(), 0.0)
-    core.flush(0.0)
+    core.send(sessions, [[2]] * len(sessions))
+    core.flush()
     moved = {s for s, p in zip(sessions, PROMPTS, strict=True) if owner(p, ("a", "b", "c", "d")) == "d"}
     assert 0 < len(moved) < 20
     opened: dict[int, str] = {}
@@ -101,13 +107,13 @@ def test_only_sessions_whose_problem_moves_are_opened_anew(core: Core) -> None:
     assert closed == moved  # at the shards that had them
 
 
-def two_that_were_sent_everything(core: Core) -> list[ShardState]:
+def two_that_were_sent_everything(core: Core) -> list[Shard]:
     """Two shards to which every response was sent, without acknowledgements."""
     core.update(endpoints("a", "b"))
-    sessions = core.begin_sessions(PROMPTS)
-    core.advance_sessions(sessions, [[1]] * len(sessions), Budget(), 0.0)
-    core.end_sessions(sessions)
-    core.flush(0.0)
+    sessions = core.open(PROMPTS)
+    core.send(sessions, [[1]] * len(sessions))
+    core.finish(sessions)
+    core.flush()
     return core.shards
 
 
@@ -118,16 +124,16 @@ def test_a_shard_that_leaves_acknowledges_what_it_was_sent(core: Core) -> None:
     core.update(endpoints("b"))
     assert a.left
     assert not a.settled
-    assert core.flush(0.0) == [a, b]  # both owe an acknowledgement
+    assert core.flush() == [a, b]  # both owe an acknowledgement
     acknowledge(core, a, on_its_way)
     acknowledge(core, b, sent(b))
     assert a.settled
-    assert core.flush(0.0) == []
+    assert core.flush() == []
     assert (core.stats().commits, core.stats().pending_commits) == (len(PROMPTS), 0)
 
 
 @pytest.mark.parametrize("end", ["stream breaks", "silence"])
-def test_what_a_shard_that_left_never_acknowledged_goes_to_the_others(core: Core, end: str) -> None:
+def test_what_a_shard_that_left_never_acknowledged_goes_to_the_others(core: Core, now: list[float], end: str) -> None:
     import grpc
 
     a, b = two_that_were_sent_everything(core)
@@ -135,11 +141,12 @@ def test_what_a_shard_that_left_never_acknowledged_goes_to_the_others(core: Core
     acknowledge(core, b, sent(b))
     core.update(endpoints("b"))
     if end == "silence":
-        core.flush(10.0)
+        now[0] += 10
+        core.flush()
     else:
-        assert a.conversation is not None
-        core.ended(a, a.conversation, grpc.StatusCode.UNAVAILABLE, "gone", 0.0)
-        core.flush(0.0)
+        assert a.stream is not None
+        core.end(a, a.stream, grpc.StatusCode.UNAVAILABLE, "gone")
+        core.flush()
     messages = sent(b)
     assert committed(messages) == lost
     acknowledge(core, b, messages)
@@ -148,23 +155,22 @@ def test_what_a_shard_that_left_never_acknowledged_goes_to_the_others(core: Core
 
 def test_a_shard_that_comes_back_elsewhere_keeps_its_problems(core: Core) -> None:
     core.update(endpoints("a", "b"))
-    sessions = core.begin_sessions(PROMPTS)
-    core.advance_sessions(sessions, [[1]] * len(sessions), Budget(), 0.0)
+    sessions = core.open(PROMPTS)
+    core.send(sessions, [[1]] * len(sessions))
     before = {p: core.shard_of(np.array(p, "<i4").tobytes(), "") for p in map(tuple, PROMPTS)}
     core.update([Endpoint("a", "elsewhere:1"), Endpoint("b", "b:1")])
     assert before == {p: core.shard_of(np.array(p, "<i4").tobytes(), "") for p in map(tuple, PROMPTS)}
     a = core.shards[0]
-    assert (a.endpoint.address, a.conversation) == ("elsewhere:1", None)
-    core.advance_sessions(sessions, [[2]] * len(sessions), Budget(), 0.0)
+    assert (a.endpoint.address, a.stream) == ("elsewhere:1", None)
+    core.send(sessions, [[2]] * len(sessions))
     mine = {s for s, p in zip(sessions, PROMPTS, strict=True) if before[tuple(p)] is a}
     assert {o.session for message in sent(a) for o in message.opens} == mine
 
 
 def test_a_member_that_owes_an_acknowledgement_does_not_leave(core: Core) -> None:
     core.update(endpoints("a", "b"))
-    sessions = core.begin_sessions(PROMPTS)
-    core.advance_sessions(sessions, [[1]] * len(sessions), Budget(), 0.0)
-    core.end_sessions(sessions)
+    sessions = core.open(PROMPTS)
+    core.send(sessions, [[1]] * len(sessions))
+    core.finish(sessions)
     for _ in range(2):
-        assert {shard.name for shard in core.flush(0.0)} == {"a", "b"}
-        assert core._members.leaving == []
+        assert [shard.name for shard in core.flush()] == ["a", "b"]

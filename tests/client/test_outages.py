@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import trustme
 
-from histospec.client import AsyncDraftClient, Breaker, DraftClient, Response
-from histospec.client.transport import outages
+from histospec.client import AsyncDraftClient, Breaker, DraftClient
+from histospec.client.transport import diagnosis
 from tests.support import certificates
 from tests.support.ports import free_port
 from tests.support.servers import Server, Starter
@@ -69,16 +69,6 @@ def test_a_server_that_comes_goes_and_comes(start_server: Starter, said: Callabl
         assert again.endswith(f" s, from {server.endpoint}")
 
 
-@pytest.mark.asyncio
-async def test_the_async_face_says_the_same(said: Callable[[], list[str]]) -> None:
-    endpoint = f"127.0.0.1:{free_port()}"
-    async with AsyncDraftClient(endpoint, "run", breaker=QUICK, deadline=PATIENT) as client:
-        sessions = await client.open([PROMPT])
-        await client.step(sessions, [[1]])
-        await until(lambda: bool(said()))
-    assert said()[0].startswith(f"WARNING HistoSpec: no server at {endpoint} (connection refused), ")
-
-
 def test_the_http_port(shared_server: Server, said: Callable[[], list[str]]) -> None:
     with DraftClient(shared_server.http, "run", breaker=QUICK, deadline=PATIENT) as client:
         (line,) = lines_of(client, said)
@@ -99,17 +89,6 @@ def test_nothing_is_found(said: Callable[[], list[str]]) -> None:
     with DraftClient(f"discover://{endpoint}", "run", breaker=QUICK, deadline=0.05) as client:
         (line,) = lines_of(client, said)
     assert f"HistoSpec: no server at {endpoint} (connection refused), {ADVICE}" in line
-
-
-def test_shards_that_are_found_at_last(start_server: Starter, said: Callable[[], list[str]]) -> None:
-    endpoint = f"127.0.0.1:{free_port()}"
-    with DraftClient(f"discover://{endpoint}", "run", breaker=QUICK, deadline=PATIENT) as client:
-        lines_of(client, said)
-        start_server("--listen", endpoint, "--shard-name", "a")
-        lines = lines_of(client, said, 3)
-    assert lines[1] == f"INFO HistoSpec: shards: a at {endpoint}"
-    assert lines[2].startswith("INFO HistoSpec: drafting again after ")
-    assert lines[2].endswith(f" s, from a at {endpoint}")
 
 
 def test_tls_on_one_side(start_server: Starter, tmp_path: Path, server: Server, said: Callable[[], list[str]]) -> None:
@@ -144,7 +123,7 @@ def test_no_step_waits_for_the_reason(monkeypatch: pytest.MonkeyPatch, said: Cal
         calls.append(arguments)
         hangs.wait(240)
 
-    monkeypatch.setattr(outages, "diagnose", diagnose)
+    monkeypatch.setattr(diagnosis, "diagnose", diagnose)
     with DraftClient(f"127.0.0.1:{free_port()}", "run", breaker=QUICK, deadline=0.02) as client:
         sessions = client.open([PROMPT])
         client.step(sessions, [[1]])
@@ -163,12 +142,12 @@ def test_a_process_ends_while_the_reason_is_looked_for() -> None:
     script = """
 import socket, sys, threading, time
 from histospec.client import DraftClient
-from histospec.client.transport import outages
-outages.PATIENCE = 240
+from histospec.client.transport import diagnosis
+diagnosis.PATIENCE = 240
 listener = socket.create_server(("127.0.0.1", 0))
 client = DraftClient("127.0.0.1:%d" % listener.getsockname()[1], "run", deadline=0.05)
 sessions = client.open([[1]])
-client._core.missed(client._core.shards[0], __import__("grpc").StatusCode.UNAVAILABLE, "x", time.monotonic())
+client._core.unreachable(client._core.shards[0], __import__("grpc").StatusCode.UNAVAILABLE, "x")
 assert "histospec-diagnosis" in [thread.name for thread in threading.enumerate()]
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=200)
@@ -181,12 +160,12 @@ def test_a_fork_while_the_reason_is_looked_for() -> None:
     script = """
 import os, socket, sys, time
 from histospec.client import DraftClient, Unavailable
-from histospec.client.transport import outages
+from histospec.client.transport import diagnosis
 silent = socket.create_server(("127.0.0.1", 0))
 client = DraftClient("127.0.0.1:%d" % silent.getsockname()[1], "run", deadline=0.05)
 sessions = client.open([[1]])
 client.step(sessions, [[1]])
-client._core.missed(client._core.shards[0], __import__("grpc").StatusCode.UNAVAILABLE, "x", time.monotonic())
+client._core.unreachable(client._core.shards[0], __import__("grpc").StatusCode.UNAVAILABLE, "x")
 child = os.fork()
 if not child:
     try:
@@ -195,7 +174,7 @@ if not child:
         os._exit(7)
     os._exit(1)
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
-while not client._core.shards[0].contact._told:
+while not client._core.shards[0].contact.logged:
     client.step(sessions, [[1]])
 """
     environment = os.environ | {"GRPC_ENABLE_FORK_SUPPORT": "0"}
@@ -203,15 +182,6 @@ while not client._core.shards[0].contact._told:
     assert done.returncode == 0, done.stderr
     lines = done.stderr.splitlines()  # Python's own handler, of which a line has no more than its text
     assert len([line for line in lines if line.startswith("HistoSpec: no server at 127.0.0.1:")]) == 1
-
-
-def test_what_answers_is_not_asked_why(server: Server, said: Callable[[], list[str]]) -> None:
-    with DraftClient(server.endpoint, "run", deadline=PATIENT) as client:
-        client.ingest(PROMPT, [Response([1, 2, 3])])
-        sessions = client.open([PROMPT])
-        for _ in range(20):
-            client.step(sessions, [[1]])
-    assert said() == [f"INFO HistoSpec: connected to {server.endpoint}, namespace run"]
 
 
 @pytest.mark.asyncio

@@ -12,6 +12,12 @@ async def nothing() -> None:
     pass
 
 
+def pump_and_loop() -> tuple[Pump, asyncio.AbstractEventLoop]:
+    pump, loops = Pump(), list[asyncio.AbstractEventLoop]()
+    pump.run(lambda: loops.append(asyncio.get_running_loop()), 60)
+    return pump, loops[0]
+
+
 def test_a_loop_hears_of_everything_before_it_is_closed() -> None:
     """Like gRPC's tasks, this one waits for a report of another thread after the last task of the client has ended."""
     pump = Pump()
@@ -68,12 +74,12 @@ def test_a_message_takes_what_has_arrived_even_if_nobody_waits() -> None:
 
 
 def test_a_thread_that_waits_is_woken_by_the_thread_that_drives() -> None:
-    pump = Pump()
-    arrived, over = threading.Event(), threading.Event()
-    driver = threading.Thread(target=pump.wait, args=(over.is_set, 60))
+    pump, loop = pump_and_loop()
+    arrived, over, driving = threading.Event(), threading.Event(), threading.Event()
+    driver = threading.Thread(target=pump.wait, args=(over.is_set, 60, driving.set))
     waiter = threading.Thread(target=pump.wait, args=(arrived.is_set, 60))
     driver.start()
-    eventually(lambda: pump._driven)
+    assert driving.wait(60)
     waiter.start()
     eventually(lambda: pump._asleep)
 
@@ -81,7 +87,6 @@ def test_a_thread_that_waits_is_woken_by_the_thread_that_drives() -> None:
         event.set()
         pump.wake()
 
-    loop = pump._start()
     loop.call_soon_threadsafe(change, arrived)
     waiter.join(30)
     assert not waiter.is_alive()
@@ -93,10 +98,10 @@ def test_a_thread_that_waits_is_woken_by_the_thread_that_drives() -> None:
 
 
 def test_a_wait_ends_in_time_and_an_error_of_its_function_is_logged() -> None:
-    pump = Pump()
+    pump, loop = pump_and_loop()
     pump.wait(lambda: False, 0.05)
     logged: list[object] = []
-    pump._start().set_exception_handler(lambda loop, context: logged.append(context["exception"]))
+    loop.set_exception_handler(lambda loop, context: logged.append(context["exception"]))
     wrong = ValueError("wrong")
 
     def fail() -> None:

@@ -28,8 +28,14 @@ class OddServer:
         handler = grpc.stream_stream_rpc_method_handler(
             self._serve, pb.DraftRequest.FromString, lambda r: r if isinstance(r, bytes) else r.SerializeToString()
         )
+        topology = grpc.unary_unary_rpc_method_handler(
+            lambda request, context: pb.TopologyResponse(),  # which tells no limits
+            pb.TopologyRequest.FromString,
+            pb.TopologyResponse.SerializeToString,
+        )
+        methods = {"Draft": handler, "Topology": topology}
         self._server.add_generic_rpc_handlers(
-            [grpc.method_handlers_generic_handler("histospec.v1.DraftService", {"Draft": handler})]
+            [grpc.method_handlers_generic_handler("histospec.v1.DraftService", methods)]
         )
         self.endpoint = f"127.0.0.1:{self._server.add_insecure_port(self.endpoint)}"
         self._server.start()

@@ -53,10 +53,10 @@ class Process:
         return "started"
 
     def _shorten(self, seconds: float) -> str:
-        from histospec.client.core import news
+        from histospec.client.core import outage_log
         from histospec.client.vllm import reporting
 
-        news.PAUSE = reporting.MINUTE = seconds
+        outage_log.PAUSE = reporting.MINUTE = seconds
         return "shortened"
 
     def _generate(self, prompts: list[list[int]], sampling: dict[str, Any]) -> Any:

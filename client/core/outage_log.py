@@ -19,7 +19,7 @@ PAUSE = 60.0
 
 
 class Outage(NamedTuple):
-    """The reason why a shard gives no drafts, in words."""
+    """Why a shard gives no drafts, in words."""
 
     what: str
     """What is wrong, and where."""
@@ -51,10 +51,15 @@ class Contact:
         self.code, self.details = grpc.StatusCode.OK, ""
         """How the latest try ended."""
         self._lost: float | None = None  # since when it does not answer, on the monotonic clock
-        self._asked = self._told = False  # whether a line about the outage is due, and whether it was logged
+        self._line_due = self._logged = False  # whether a line about the outage is due, and whether it was logged
         self._due = -math.inf  # when the next line about an outage may be logged
         self._met = False  # whether the log says that it answers
         self._draft = math.inf  # the smallest limit of drafts that was logged
+
+    @property
+    def logged(self) -> bool:
+        """Whether the outage was logged."""
+        return self._logged
 
     @property
     def lost(self) -> bool:
@@ -73,32 +78,32 @@ class Contact:
         if self._lost is None or now < self._due:
             return False
         self._due = now + PAUSE
-        self._asked = True
+        self._line_due = True
         return True
 
-    def told(self) -> None:
+    def mark_logged(self) -> None:
         """Notes that the outage was logged."""
-        self._told = True
+        self._logged = True
 
-    def greeted(self) -> None:
-        """Notes that it answers; the caller has logged more than the line of `reached`."""
+    def answered(self) -> None:
+        """Notes that it answers; `reached` logs nothing about it."""
         self.answers = self._met = True
-        self._lost, self._asked, self._told = None, False, False
+        self._lost, self._line_due, self._logged = None, False, False
 
     def reached(self, where: str, namespace: str, now: float) -> str | None:
         """Notes that it answers. Returns a line for the log if that is news, else None."""
-        lost, told, met = self._lost, self._told, self._met
-        if self._asked and not told:
+        lost, logged, met = self._lost, self._logged, self._met
+        if self._line_due and not logged:
             self._due = -math.inf  # the outage ended before it was logged, so the next one may be logged at once
-        self.greeted()
-        if lost is not None and told:
+        self.answered()
+        if lost is not None and logged:
             return f"HistoSpec: drafting again after {now - lost:.0f} s, from {where}"
         return None if met else f"HistoSpec: connected to {where}, namespace {namespace}"
 
     def handed_on(self) -> "Contact":
         """Returns a contact for a shard that was found, with what was logged about the service before."""
         heir = Contact()
-        heir._lost, heir._told = self._lost, self._told
+        heir._lost, heir._logged = self._lost, self._logged
         return heir
 
     def cuts(self, asked: int, limit: int) -> bool:
@@ -110,7 +115,7 @@ class Contact:
 
 
 @dataclass(slots=True)
-class _Unsaid:
+class _Unlogged:
     due: float
     """When the next line may come, on the monotonic clock."""
     responses: int = 0
@@ -123,22 +128,22 @@ class Losses:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._shards: dict[str, _Unsaid] = {}
+        self._shards: dict[str, _Unlogged] = {}
 
     def note(self, shard: str, tokens: int, reason: str) -> None:
         """Counts a dropped response of `tokens` tokens, and logs it if a line is due."""
-        unsaid = self._shards.setdefault(shard, _Unsaid(due=self._clock()))
-        unsaid.responses += 1
-        unsaid.tokens += tokens
-        unsaid.reason = reason
+        unlogged = self._shards.setdefault(shard, _Unlogged(due=self._clock()))
+        unlogged.responses += 1
+        unlogged.tokens += tokens
+        unlogged.reason = reason
         self.report()
 
     def report(self, all_of_them: bool = False) -> None:
         """Logs the losses of shards whose next line is due, or of all shards."""
-        for shard, unsaid in self._shards.items():
+        for shard, unlogged in self._shards.items():
             now = self._clock()
-            if not unsaid.responses or not (all_of_them or now >= unsaid.due):
+            if not unlogged.responses or not (all_of_them or now >= unlogged.due):
                 continue
-            what = "a finished response" if unsaid.responses == 1 else f"{unsaid.responses} finished responses"
-            log.warning("HistoSpec: %s: dropped %s of %d tokens: %s", shard, what, unsaid.tokens, unsaid.reason)
-            self._shards[shard] = _Unsaid(due=now + PAUSE)
+            what = "a finished response" if unlogged.responses == 1 else f"{unlogged.responses} finished responses"
+            log.warning("HistoSpec: %s: dropped %s of %d tokens: %s", shard, what, unlogged.tokens, unlogged.reason)
+            self._shards[shard] = _Unlogged(due=now + PAUSE)

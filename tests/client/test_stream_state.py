@@ -17,13 +17,11 @@ from hypothesis import strategies as st
 
 from histospec.client import Draft
 from histospec.client.config import Breaker, Limits, configure
-from histospec.client.core.breaker import CircuitBreaker
-from histospec.client.core.budget import NO_REPORT, Budget, Report
-from histospec.client.core.conversation import Conversation
 from histospec.client.core.core import Core
-from histospec.client.core.room import Room, ServerLimits
-from histospec.client.core.shard import ShardState
-from histospec.client.errors import UnknownSession
+from histospec.client.core.message_limits import MessageLimits, ServerLimits
+from histospec.client.core.recovery import CircuitBreaker
+from histospec.client.core.shard import Shard
+from histospec.client.core.stream_state import StreamState
 from histospec.v1 import draft_pb2 as pb
 
 UNLIMITED = ServerLimits()
@@ -105,14 +103,14 @@ MARK = 1000
 """Added to the first token of each step of a worker that reports."""
 
 
-def marked(new: list[list[int]]) -> tuple[list[list[int]], Report]:
+def marked(new: list[list[int]]) -> tuple[list[list[int]], dict[str, Any]]:
     """The tokens of a worker that reports, and what it says: it verified one token of the server's, and its own."""
     some = [[text[0] + MARK, *text[1:]] if text else [] for text in new]
-    return some, Report(
-        [int(bool(text)) for text in new],
-        [len(text) + 1 if text else 0 for text in new],
-        [max(0, len(text) - 1) for text in new],
-    )
+    return some, {
+        "verified": [int(bool(text)) for text in new],
+        "model_drafted": [len(text) + 1 if text else 0 for text in new],
+        "model_accepted": [max(0, len(text) - 1) for text in new],
+    }
 
 
 class World:
@@ -121,43 +119,44 @@ class World:
     def __init__(self, message_bytes: int, limits: ServerLimits = UNLIMITED, reports: bool = False) -> None:
         self.limits = limits
         self.reports = reports
-        self.core = Core(configure("h:1", "run", limits=Limits(message_bytes=message_bytes)), lambda: None)
+        self.now = 0.0
+        config = configure("h:1", "run", limits=Limits(message_bytes=message_bytes))
+        self.core = Core(config, lambda: None, lambda: self.now)
         self.shard = self.core.shards[0]
         self.server = ModelServer(limits)
         self.truth: dict[int, list[int]] = {}
         self.closed: list[list[int]] = []
         self.answers: list[pb.DraftResponse] = []
-        self.conversation: Conversation | None = None
-        self.now = 0.0
+        self.stream: StreamState | None = None
 
     def exchange(self, write: bool = True, answers: int = 1000) -> None:
         """Delivers the messages, or leaves them in the outbox, and delivers this many answers."""
-        if self.shard.conversation is not self.conversation:  # sessions end with their stream
-            self.conversation, self.answers = self.shard.conversation, []
+        if self.shard.stream is not self.stream:  # sessions end with their stream
+            self.stream, self.answers = self.shard.stream, []
             committed, self.server = self.server.committed, ModelServer(self.limits)
             self.server.committed = committed
-            if self.conversation is not None:
-                self.core.learned(self.shard, self.conversation, self.limits, self.now)
-        if self.conversation is None:
+            if self.stream is not None:
+                self.core.connected(self.shard, self.stream, self.limits)
+        if self.stream is None:
             return
-        while write and self.conversation.outbox:
-            answer = self.server.hear(self.conversation.outbox.popleft())
+        while write and self.stream.outbox:
+            answer = self.server.hear(self.stream.outbox.popleft())
             if answer is not None:
                 self.answers.append(answer)
         for _ in range(min(answers, len(self.answers))):
-            self.core.received(self.shard, self.conversation, self.answers.pop(0), self.now)
+            self.core.reply(self.shard, self.stream, self.answers.pop(0))
 
     def step(self, sessions: list[int], new: list[list[int]], write: bool = True, answers: int = 1000) -> list[Draft]:
-        new, report = marked(new) if self.reports else (new, NO_REPORT)
+        new, report = marked(new) if self.reports else (new, {})
         for s, text in zip(sessions, new, strict=True):
             self.truth[s] += text
-        pending = self.core.advance_sessions(sessions, new, Budget(), self.now, report)
+        pending = self.core.send(sessions, new, **report)
         self.exchange(write, answers)
-        return self.core.collect(pending, self.now)
+        return self.core.collect(pending)
 
 
 @contextlib.contextmanager
-def away(shard: ShardState) -> Iterator[None]:
+def away(shard: Shard) -> Iterator[None]:
     """The shard's breaker is open."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(shard.breaker, "allows", lambda now: False)
@@ -206,7 +205,7 @@ def test_server_holds_what_the_worker_generated(
     for name, *arguments in [("open", 4), *operations]:
         world.now += 10  # past every cool-down
         if name == "open":
-            world.truth |= {s: [] for s in world.core.begin_sessions([[1]] * arguments[0])}
+            world.truth |= {s: [] for s in world.core.open([[1]] * arguments[0])}
         elif name == "step":
             sessions = chosen(arguments[0])
             world.step(sessions, [arguments[1]] * len(sessions), *arguments[2:])
@@ -216,30 +215,30 @@ def test_server_holds_what_the_worker_generated(
                 world.step(sessions, [arguments[1]] * len(sessions))
         elif name == "close":
             sessions = chosen(arguments[0])
-            world.core.end_sessions(sessions, commit=arguments[1])
+            world.core.finish(sessions, commit=arguments[1])
             texts = [world.truth.pop(s) for s in sessions]
             world.closed += [text for text in texts if arguments[1] and text]
         elif name == "forget":
             for s in chosen(arguments[0]):
                 world.server.sessions.pop(s, None)
-        elif name == "lose" and world.shard.conversation is not None:
-            world.core.ended(world.shard, world.shard.conversation, grpc.StatusCode.UNAVAILABLE, "", world.now)
+        elif name == "lose" and world.shard.stream is not None:
+            world.core.end(world.shard, world.shard.stream, grpc.StatusCode.UNAVAILABLE, "")
             world.exchange()
         elif name == "flush":
-            world.core.flush(world.now)
+            world.core.flush()
             world.exchange()
     # The client finds unknown sessions and opens them again; each small message carries one waiting response.
     for _ in range(8 + 2 * len(world.closed)):
         world.now += 10
         sessions = list(world.truth)
         drafts = world.step(sessions, [[]] * len(sessions))
-        world.core.flush(world.now)
+        world.core.flush()
         world.exchange()
     held = world.server.sessions
     assert set(held) <= set(world.truth)  # nothing is left behind
     assert {s: world.truth[s] for s in held} == held
-    conversation = world.shard.conversation
-    running = Room.of(conversation.limits, conversation.server).running if conversation else len(world.truth)
+    stream = world.shard.stream
+    running = MessageLimits.of(stream.own_limits, stream.server_limits).running if stream else len(world.truth)
     assert len(held) == len(world.truth) or len(held) >= running > 0
     assert [d.tokens.tolist() for d in drafts] == [[len(world.truth[s])] if s in held else [] for s in sessions]
     lost = world.core.stats().dropped_commits
@@ -254,34 +253,11 @@ def test_server_holds_what_the_worker_generated(
     assert (stats.refused, stats.pending_commits) == (0, 0)
 
 
-def test_after_an_outage_commits_do_not_hold_up_the_step() -> None:
-    """The backlog follows in messages of limited size, behind the steps."""
-    world = World(message_bytes=100)
-    sessions = world.core.begin_sessions([[1]] * 50)
-    with away(world.shard):
-        world.core.advance_sessions(sessions, [[1, 2, 3]] * 50, Budget(), 0)
-        world.core.end_sessions(sessions[1:])
-    world.core.advance_sessions(sessions[:1], [[4]], Budget(), 1)
-    assert world.shard.conversation is not None
-    messages = list(world.shard.conversation.outbox)
-    assert messages[0].HasField("step")
-    assert not messages[0].closes
-    assert sum(len(m.closes) for m in messages) < 10
-
-
-def test_closed_sessions_are_unknown() -> None:
-    world = World(4 << 20)
-    (session,) = world.core.begin_sessions([[1]])
-    world.core.end_sessions([session])
-    with pytest.raises(UnknownSession):
-        world.core.advance_sessions([session], [[1]], Budget(), 0)
-
-
 def test_old_news_does_not_open_a_session_twice() -> None:
     """Two steps meet a server that forgot the session. The second's answer comes after the session was opened again."""
     world = World(4 << 20)
     world.shard.breaker = CircuitBreaker(Breaker(failures=100))
-    (session,) = sessions = world.core.begin_sessions([[1]])
+    (session,) = sessions = world.core.open([[1]])
     world.truth[session] = []
     world.step(sessions, [[1]])
     world.server.sessions.clear()
@@ -308,7 +284,7 @@ def test_what_was_verified_is_reported_once() -> None:
         step = sent[-1]
         return [np.frombuffer(a, "<i4").tolist() for a in (step.verified, step.model_drafted, step.model_accepted)]
 
-    sessions = world.core.begin_sessions([[1], [2]])
+    sessions = world.core.open([[1], [2]])
     world.truth |= {s: [] for s in sessions}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ModelServer, "hear", heard)
@@ -319,10 +295,10 @@ def test_what_was_verified_is_reported_once() -> None:
         world.now += 10
         world.step(sessions, [[1], [1]])
         assert said() == [[3, 1], [4 + 3 + 2, 2], [2 + 1 + 0, 0]]
-        assert world.shard.conversation is not None
+        assert world.shard.stream is not None
         with away(world.shard):
             world.step(sessions, [[1, 2, 3], [1]])
-        world.core.ended(world.shard, world.shard.conversation, grpc.StatusCode.UNAVAILABLE, "", world.now)
+        world.core.end(world.shard, world.shard.stream, grpc.StatusCode.UNAVAILABLE, "")
         world.exchange()
         world.now += 10
         world.step(sessions, [[1, 2], []])

@@ -7,12 +7,11 @@ import grpc
 import numpy as np
 import pytest
 
-from histospec.client.config import Endpoint, configure
-from histospec.client.core.budget import Budget
+from histospec.client.config import Breaker, Endpoint, configure
 from histospec.client.core.core import Core
-from histospec.client.core.news import PAUSE, Outage
-from histospec.client.core.room import ServerLimits
-from histospec.client.core.shard import ShardState
+from histospec.client.core.message_limits import ServerLimits
+from histospec.client.core.outage_log import PAUSE, Outage
+from histospec.client.core.shard import Shard
 from histospec.v1 import draft_pb2 as pb
 
 REFUSED = "HistoSpec: no drafts from h:1 (UNAVAILABLE: refused), going on WITHOUT drafts"
@@ -25,8 +24,8 @@ class Worker:
     def __init__(self, caplog: pytest.LogCaptureFixture, endpoint: str = "h:1", **config: Any) -> None:
         caplog.set_level(logging.INFO, "histospec")
         self._records = caplog.records
-        self.core = Core(configure(endpoint, "run", **config), lambda: None)
-        self.session = self.core.begin_sessions([[1, 2]])
+        self.core = Core(configure(endpoint, "run", **config), lambda: None, lambda: self.now)
+        self.session = self.core.open([[1, 2]])
         self.now = 1000.0
 
     @property
@@ -36,32 +35,32 @@ class Worker:
         return lines
 
     @property
-    def shard(self) -> ShardState:
+    def shard(self) -> Shard:
         return self.core.shards[0]
 
     def step(self, max_tokens: int = 16) -> None:
         """A step without waiting for its drafts."""
-        self.core.abandon(self.core.advance_sessions(self.session, [[3]], Budget(max_tokens), self.now))
+        self.core.abandon(self.core.send(self.session, [[3]], max_tokens))
 
     def fail(self, code: grpc.StatusCode = grpc.StatusCode.UNAVAILABLE, details: str = "refused") -> None:
         """A step and the end of its stream; with an open breaker, the step alone."""
         self.step()
-        if self.shard.conversation is not None:
-            self.core.ended(self.shard, self.shard.conversation, code, details, self.now)
+        if self.shard.stream is not None:
+            self.core.end(self.shard, self.shard.stream, code, details)
 
     def answer(self) -> None:
         """Lets time pass until the shard is connected, and lets it answer the next step."""
-        while self.shard.conversation is None:
+        while self.shard.stream is None:
             self.now += 1
             self.step()
-        if not self.shard.conversation.connected:
-            self.core.learned(self.shard, self.shard.conversation, ServerLimits(), self.now)
-        pending = self.core.advance_sessions(self.session, [[3]], Budget(), self.now)
-        sequence = self.shard.conversation.queued
+        if not self.shard.stream.connected:
+            self.core.connected(self.shard, self.shard.stream, ServerLimits())
+        pending = self.core.send(self.session, [[3]])
+        sequence = self.shard.stream.queued
         empty = pb.DraftResponse(sequence=sequence, lengths=np.zeros(1, "<i4").tobytes())
-        self.core.received(self.shard, self.shard.conversation, empty, self.now)
+        self.core.reply(self.shard, self.shard.stream, empty)
         assert pending.done
-        self.core.collect(pending, self.now)
+        self.core.collect(pending)
 
 
 def test_an_outage_is_said_at_once_each_minute_and_at_its_end(caplog: pytest.LogCaptureFixture) -> None:
@@ -87,15 +86,12 @@ def test_an_outage_is_said_at_once_each_minute_and_at_its_end(caplog: pytest.Log
 
 
 def test_the_minute_is_told_by_steps_that_are_not_sent(caplog: pytest.LogCaptureFixture) -> None:
-    worker = Worker(caplog)
+    worker = Worker(caplog, breaker=Breaker(failures=1, cooldown=10 * PAUSE, cooldown_max=10 * PAUSE))
     worker.fail()
-    while worker.shard.breaker.state == "closed":
-        worker.fail()
     assert worker.said == [REFUSED]
-    worker.shard.breaker._retry_at = worker.now + 10 * PAUSE
     worker.now += PAUSE
     worker.step()
-    assert worker.shard.conversation is None
+    assert worker.shard.stream is None
     assert worker.said == [REFUSED]
 
 
@@ -109,14 +105,14 @@ def test_a_shard_that_answers_is_said_once(caplog: pytest.LogCaptureFixture) -> 
 
 def test_what_the_adapter_says_is_not_said_again(caplog: pytest.LogCaptureFixture) -> None:
     worker = Worker(caplog)
-    worker.core.greeted(worker.shard)
+    worker.core.answered(worker.shard)
     worker.answer()
     assert worker.said == []
 
 
 def test_an_outage_that_the_start_found_is_not_said_again_by_the_first_stream(caplog: pytest.LogCaptureFixture) -> None:
     worker = Worker(caplog)
-    worker.core.missed(worker.shard, grpc.StatusCode.UNAVAILABLE, "refused", worker.now)
+    worker.core.unreachable(worker.shard, grpc.StatusCode.UNAVAILABLE, "refused")
     assert worker.said == [REFUSED]
     worker.now += 9
     worker.fail()
@@ -138,27 +134,27 @@ def test_a_shard_that_comes_and_goes_does_not_fill_the_log(caplog: pytest.LogCap
 
 def test_an_outage_that_ends_before_its_reason_is_found_is_not_said(caplog: pytest.LogCaptureFixture) -> None:
     worker = Worker(caplog)
-    asked: list[ShardState] = []
+    asked: list[Shard] = []
     worker.core.explain = asked.append
     worker.fail()
     assert asked == [worker.shard]
     worker.answer()
-    worker.core.tell(worker.shard)
+    worker.core.log_outage(worker.shard)
     assert worker.said == [CONNECTED]
     worker.fail()  # the next one does not have to wait for a minute
     assert asked == [worker.shard] * 2
-    worker.core.tell(worker.shard, Outage("it rains", "take an umbrella"))
+    worker.core.log_outage(worker.shard, Outage("it rains", "take an umbrella"))
     assert worker.said == ["HistoSpec: it rains, going on WITHOUT drafts; take an umbrella"]
 
 
 def test_nothing_is_said_of_a_client_that_ends(caplog: pytest.LogCaptureFixture) -> None:
     worker = Worker(caplog)
     worker.step()
-    conversation = worker.shard.conversation
-    assert conversation is not None
+    stream = worker.shard.stream
+    assert stream is not None
     worker.core.stop()
-    worker.core.ended(worker.shard, conversation, grpc.StatusCode.CANCELLED, "", worker.now)
-    worker.core.missed(worker.shard, grpc.StatusCode.UNAVAILABLE, "gone", worker.now)
+    worker.core.end(worker.shard, stream, grpc.StatusCode.CANCELLED, "")
+    worker.core.unreachable(worker.shard, grpc.StatusCode.UNAVAILABLE, "gone")
     assert worker.said == []
 
 
@@ -180,9 +176,9 @@ def test_the_reason_is_named(caplog: pytest.LogCaptureFixture, code: str, line: 
 def test_a_shard_that_is_silent(caplog: pytest.LogCaptureFixture) -> None:
     worker = Worker(caplog)
     for _ in range(2):
-        pending = worker.core.advance_sessions(worker.session, [[3]], Budget(), worker.now)
+        pending = worker.core.send(worker.session, [[3]])
         worker.now += 2.5
-        worker.core.collect(pending, worker.now)
+        worker.core.collect(pending)
     (line,) = worker.said
     assert "h:1 (DEADLINE_EXCEEDED: no answer for 2 s, reconnecting), going on WITHOUT drafts" in line
 
@@ -191,9 +187,9 @@ def test_a_limit_is_no_outage_and_is_said(caplog: pytest.LogCaptureFixture) -> N
     """A shard that drafts fewer tokens than requested, which Topology or a refusal tells."""
     worker = Worker(caplog)
     worker.step(100)
-    conversation = worker.shard.conversation
-    assert conversation is not None
-    worker.core.learned(worker.shard, conversation, ServerLimits(draft=64), worker.now)
+    stream = worker.shard.stream
+    assert stream is not None
+    worker.core.connected(worker.shard, stream, ServerLimits(draft=64))
     for asked in (64, 100, 100, 200):
         worker.step(asked)
     cut = "HistoSpec: h:1 drafts at most 64 tokens (--max-draft-tokens), and 100 are asked for; drafts are cut"
@@ -206,12 +202,12 @@ def test_a_limit_is_no_outage_and_is_said(caplog: pytest.LogCaptureFixture) -> N
 
 def test_each_shard_has_its_own(caplog: pytest.LogCaptureFixture) -> None:
     worker = Worker(caplog, "a=h:1,b=h:2")
-    worker.session = worker.core.begin_sessions([[n] for n in range(20)])
-    pending = worker.core.advance_sessions(worker.session, [[1]] * 20, Budget(), worker.now)
+    worker.session = worker.core.open([[n] for n in range(20)])
+    pending = worker.core.send(worker.session, [[1]] * 20)
     assert len(pending.parts) == 2
     for shard in worker.core.shards:
-        assert shard.conversation is not None
-        worker.core.ended(shard, shard.conversation, grpc.StatusCode.UNAVAILABLE, "gone", worker.now)
+        assert shard.stream is not None
+        worker.core.end(shard, shard.stream, grpc.StatusCode.UNAVAILABLE, "gone")
     assert [line.split("(")[0] for line in worker.said] == [
         f"HistoSpec: no drafts from {x} " for x in ("a at h:1", "b at h:2")
     ]
@@ -220,7 +216,7 @@ def test_each_shard_has_its_own(caplog: pytest.LogCaptureFixture) -> None:
 def test_shards_that_are_found_at_last(caplog: pytest.LogCaptureFixture) -> None:
     worker = Worker(caplog, "discover://seed:1")
     for _ in range(30):
-        worker.core.has_looked(worker.now)
+        worker.core.looked()
         worker.step()
         worker.now += 1
     line = (
@@ -229,7 +225,7 @@ def test_shards_that_are_found_at_last(caplog: pytest.LogCaptureFixture) -> None
     assert worker.said == [line]
     worker.core.update([Endpoint("a", "a:1"), Endpoint("b", "b:1")])
     assert worker.said == ["HistoSpec: shards: a at a:1, b at b:1"]
-    worker.core.has_looked(worker.now)
+    worker.core.looked()
     worker.core.update([Endpoint("a", "a:1")])  # b leaves; the session's problem is a's
     worker.said  # noqa: B018 - which shards there are now
     worker.answer()
@@ -239,7 +235,7 @@ def test_shards_that_are_found_at_last(caplog: pytest.LogCaptureFixture) -> None
 def test_a_shard_that_is_found_but_does_not_answer(caplog: pytest.LogCaptureFixture) -> None:
     """This differs from finding no shard, and is logged at once."""
     worker = Worker(caplog, "discover://seed:1")
-    worker.core.has_looked(worker.now)
+    worker.core.looked()
     worker.core.update([Endpoint("a", "a:1")])
     assert len(worker.said) == 2
     worker.fail()

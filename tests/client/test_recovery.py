@@ -10,11 +10,10 @@ import pytest
 
 from histospec.client import Breaker, Draft, Limits
 from histospec.client.config import configure
-from histospec.client.core.budget import Budget
-from histospec.client.core.conversation import Conversation
 from histospec.client.core.core import Core
-from histospec.client.core.pace import LEAST, RATE, Pace
-from histospec.client.core.room import ServerLimits
+from histospec.client.core.message_limits import ServerLimits
+from histospec.client.core.recovery import LEAST, RATE, SendWindow
+from histospec.client.core.stream_state import StreamState
 from histospec.v1 import draft_pb2 as pb
 
 MIB = 1 << 20
@@ -56,19 +55,19 @@ class World:
     """A worker, and a server that may be away."""
 
     def __init__(self, sessions: int, rate: float = 10 * MIB, limits: Limits | None = None) -> None:
-        self.core = Core(configure("h:1", "run", limits=limits), lambda: None)
+        self.core = Core(configure("h:1", "run", limits=limits), lambda: None, lambda: self.now)
         self.shard = self.core.shards[0]
         self.rate = rate
         self.now = 0.0
         self.server: Server | None = Server(rate)
         self.tries: list[float] = []
-        self.sessions = self.core.begin_sessions([TEXT] * sessions)
-        self._conversation: Conversation | None = None
+        self.sessions = self.core.open([TEXT] * sessions)
+        self._stream: StreamState | None = None
 
     def step(self, sessions: list[int] | None = None, max_tokens: int = 16) -> list[Draft]:
         """Makes one step of these sessions, or of all, and the pause of a forward pass."""
         chosen = self.sessions if sessions is None else sessions
-        pending = self.core.advance_sessions(chosen, [[1]] * len(chosen), Budget(max_tokens), self.now)
+        pending = self.core.send(chosen, [[1]] * len(chosen), max_tokens)
         self._carry()
         while not pending.done:
             arrival = self.server.answers[0][0] if self.server and self.server.answers else pending.deadline
@@ -76,7 +75,7 @@ class World:
             if arrival >= pending.deadline:
                 break
             self._deliver()
-        drafts = self.core.collect(pending, self.now)
+        drafts = self.core.collect(pending)
         self.now += PAUSE
         return drafts
 
@@ -94,40 +93,40 @@ class World:
 
     def finish(self, responses: int) -> None:
         """Finishes responses that the server does not know."""
-        self.core.end_sessions(self.core.begin_sessions([[1]] * responses, generated=[TEXT] * responses))
+        self.core.finish(self.core.open([[1]] * responses, generated=[TEXT] * responses))
 
     def _end(self, details: str) -> None:
-        assert self.shard.conversation is not None
-        self.core.ended(self.shard, self.shard.conversation, grpc.StatusCode.UNAVAILABLE, details, self.now)
+        assert self.shard.stream is not None
+        self.core.end(self.shard, self.shard.stream, grpc.StatusCode.UNAVAILABLE, details)
 
     def _carry(self) -> None:
         """Makes one turn of the loop. A connection succeeds, or is refused, in the turn after its start."""
-        conversation = self.shard.conversation
-        if conversation is not self._conversation:
-            self._conversation = conversation
-            if conversation is not None and self.shard.breaker.state != "closed":
-                assert not conversation.outbox
+        stream = self.shard.stream
+        if stream is not self._stream:
+            self._stream = stream
+            if stream is not None and self.shard.breaker.state != "closed":
+                assert not stream.outbox
                 self.tries.append(self.now)
                 return
-        if conversation is None:
+        if stream is None:
             return
         if self.server is None:
             self._end("connection refused")
             return
-        if not conversation.connected:
-            self.core.learned(self.shard, conversation, ServerLimits(), self.now)
-        while conversation.outbox:
-            message = conversation.outbox.popleft()
+        if not stream.connected:
+            self.core.connected(self.shard, stream, ServerLimits())
+        while stream.outbox:
+            message = stream.outbox.popleft()
             self.server.hear(message, self.now)
-            self.core.wrote(conversation, message.sequence)
+            stream.wrote(message.sequence)
         self._deliver()
 
     def _deliver(self) -> None:
         assert self.server is not None
         while self.server.answers and self.server.answers[0][0] <= self.now:
             _, answer = self.server.answers.pop(0)
-            assert self.shard.conversation is not None
-            self.core.received(self.shard, self.shard.conversation, answer, self.now)
+            assert self.shard.stream is not None
+            self.core.reply(self.shard, self.shard.stream, answer)
 
 
 def opened(message: pb.DraftRequest) -> int:
@@ -174,17 +173,17 @@ def test_a_connection_that_nobody_answers_is_left_alone_until_it_ends() -> None:
     world.step()
     world.kill()
     world.until_open()
-    while world.shard.conversation is None:
+    while world.shard.stream is None:
         world.step()
-    conversation = world.shard.conversation
+    stream = world.shard.stream
     for _ in range(300):
-        pending = world.core.advance_sessions(world.sessions, [[1]] * 4, Budget(), world.now)
+        pending = world.core.send(world.sessions, [[1]] * 4)
         assert pending.done
         assert pending.touched == [world.shard]  # the loop is to turn
-        world.core.collect(pending, world.now)
+        world.core.collect(pending)
         world.now += PAUSE
-    assert world.shard.conversation is conversation
-    assert not conversation.outbox
+    assert world.shard.stream is stream
+    assert not stream.outbox
     assert not world.core.settled([world.shard])  # a flush waits for it
 
 
@@ -252,13 +251,13 @@ def test_sessions_return_a_slice_a_step_and_before_responses() -> None:
 def test_sessions_that_end_before_they_draft_do_not_keep_the_others_out() -> None:
     """The first slices are opened and forgotten again, so no answer ever tells that the server has read them."""
     world = World(64)
-    world.shard.opening.begin_again()
+    world.shard.opening.reset()
     for _ in range(5):
         world.step()
-        assert world.shard.conversation is not None
-        gone = list(world.shard.conversation.held)
+        assert world.shard.stream is not None
+        gone = list(world.shard.stream.server_has)
         assert gone
-        world.core.end_sessions(gone, commit=False)
+        world.core.finish(gone, commit=False)
         world.sessions = [session for session in world.sessions if session not in gone]
     while not all(len(draft) for draft in world.step()):
         assert world.now < 5
@@ -267,7 +266,7 @@ def test_sessions_that_end_before_they_draft_do_not_keep_the_others_out() -> Non
 def test_a_late_slice_is_followed_by_half_of_it() -> None:
     world = World(64, rate=1 * MIB)
     world.step([])
-    world.shard.opening.begin_again()
+    world.shard.opening.reset()
     server = world.server
     assert server is not None
     while len([m for m in server.messages if m.opens]) < 2:
@@ -307,12 +306,12 @@ def test_a_response_that_finishes_goes_with_the_next_step_whatever_waits() -> No
     world.start()
     while not all(len(draft) for draft in world.step()):
         pass
-    world.shard.committing.room = LEAST
+    world.shard.committing.size = LEAST
     for _ in range(100):
         before = world.core.stats().pending_commits
         world.finish(5)
         world.step()
-        world.shard.committing.room = LEAST
+        world.shard.committing.size = LEAST
         assert world.core.stats().pending_commits <= before + 5
     stats = world.core.stats()
     assert stats.pending_commits < 2000
@@ -325,13 +324,13 @@ def test_no_more_than_a_message_of_responses_is_unacknowledged() -> None:
     world.step()
     world.finish(100)
     for _ in range(3):  # nothing is answered
-        world.core.advance_sessions(world.sessions, [[1]] * 2, Budget(), world.now)
-    conversation = world.shard.conversation
-    assert conversation is not None
-    assert 100_000 <= conversation.flow.unacknowledged < 100_000 + 20_000
+        world.core.send(world.sessions, [[1]] * 2)
+    stream = world.shard.stream
+    assert stream is not None
+    assert 100_000 <= stream.in_flight.unacknowledged < 100_000 + 20_000
     while world.core.stats().pending_commits:
         world.step()
-    assert (conversation.flow.unacknowledged, conversation.flow.commits, conversation.flow.opens) == (0, 0, 0)
+    assert (stream.in_flight.unacknowledged, stream.in_flight.commits, stream.in_flight.opens) == (0, 0, 0)
 
 
 # ---- well ---------------------------------------------------------------------------------------------------------
@@ -356,26 +355,26 @@ def test_what_is_announced_needs_no_room() -> None:
     server = world.start()
     while not all(len(draft) for draft in world.step()):
         pass
-    batch = world.core.begin_sessions([TEXT] * 100)
+    batch = world.core.open([TEXT] * 100)
     world.step(batch, max_tokens=0)
     assert server.sessions >= set(batch)
 
 
 def test_pace_returns_to_unbounded_once_nothing_waits() -> None:
-    pace = Pace(DEADLINE, soon=DEADLINE / 2, growth=0.5)
-    unbounded = pace.room
-    pace.late(0)
-    assert pace.room == unbounded  # with nothing ahead of it, the backlog is not the cause
-    pace.late(8 * MIB)
-    assert pace.room == CAREFUL
+    window = SendWindow(DEADLINE, soon=DEADLINE / 2, growth=0.5)
+    unbounded = window.size
+    window.late(0)
+    assert window.size == unbounded  # with nothing ahead of it, the backlog is not the cause
+    window.late(8 * MIB)
+    assert window.size == CAREFUL
     for _ in range(20):
-        pace.late(pace.room)
-    assert pace.room == LEAST
-    pace.answered(DEADLINE, LEAST, more=True)
-    pace.answered(0.001, LEAST // 8, more=True)
-    assert pace.room == LEAST  # not soon, and not with much ahead
-    pace.answered(0.001, LEAST // 2, more=True)
-    assert pace.room > LEAST
+        window.late(window.size)
+    assert window.size == LEAST
+    window.answered(DEADLINE, LEAST, more=True)
+    window.answered(0.001, LEAST // 8, more=True)
+    assert window.size == LEAST  # not soon, and not with much ahead
+    window.answered(0.001, LEAST // 2, more=True)
+    assert window.size > LEAST
     for _ in range(200):
-        pace.answered(0.001, 0, more=False)
-    assert pace.room == unbounded
+        window.answered(0.001, 0, more=False)
+    assert window.size == unbounded

@@ -214,15 +214,6 @@ def test_torch_tensors_are_sequences(client: Any) -> None:
     client.finish(sessions, rewards=torch.tensor(0.5), logprobs=logprobs.detach())
 
 
-def test_a_problem_of_half_a_surrogate_harms_no_step(client: DraftClient) -> None:
-    """With a single shard the client would not read it before it writes the message."""
-    with pytest.raises(ValueError, match=r"^problems\[1\]: "):
-        client.open([[1], [2]], problems=["good", "\udfff"])
-    session = client.open([[1]], problems=["good"])
-    assert len(client.step(session, [[2]])[0]) == 0
-    client.finish(session, commit=False)
-
-
 def test_white_space_of_a_problem_id_is_part_of_it(client: DraftClient) -> None:
     client.finish(client.open([[1]], problems=[" task-17\n"]), commit=False)
 

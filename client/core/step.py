@@ -1,0 +1,175 @@
+"""The values of a step: the limits of its drafts, its input, the part of each shard, and the drafts of a reply."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from histospec.client import arguments
+from histospec.client.core.session import Session
+from histospec.protocol.arrays import FLOAT32, INT32
+from histospec.protocol.costs import DEFAULT_VERIFY_COST
+from histospec.protocol.limits import DEFAULT_MAX_DRAFT, MAX_DRAFT, MAX_TOKEN
+from histospec.v1 import draft_pb2 as pb
+
+
+class Budget(NamedTuple):
+    """The arguments of `DraftClient.step` that decide how long drafts become."""
+
+    max_tokens: int = 16
+    verify_cost: float = DEFAULT_VERIFY_COST
+
+    def check(self) -> "Budget":
+        """Returns itself. Raises ValueError, naming the field that is out of range."""
+        tokens, cost = self
+        if type(tokens) is int and type(cost) is float and 0 <= tokens <= DEFAULT_MAX_DRAFT and 0 <= cost <= 1:
+            return self  # fast path for steps
+        arguments.whole("max_tokens", self.max_tokens, 0, DEFAULT_MAX_DRAFT)
+        if not arguments.is_number(self.verify_cost) or not 0 <= self.verify_cost <= arguments.LARGEST:
+            raise ValueError(f"verify_cost: {arguments.shown(self.verify_cost)} is not a finite number of at least 0")
+        return self
+
+
+REPORT = ("verified", "model_drafted", "model_accepted")
+"""What a worker with its own drafter reports: columns of `StepInput.report`, and arguments of `DraftClient.send`."""
+
+
+def report_counts(
+    verified: Sequence[int] | None,
+    model_drafted: Sequence[int] | None,
+    model_accepted: Sequence[int] | None,
+    sessions: int,
+) -> NDArray[np.int32] | None:
+    """Returns int32[sessions, 3], or None if there is nothing to report. Raises ValueError naming the argument."""
+    if verified is model_drafted is model_accepted is None:
+        return None
+    if verified is None:
+        raise ValueError("verified: must be given with model_drafted and model_accepted")
+    if (model_drafted is None) is not (model_accepted is None):
+        missing = "model_drafted" if model_drafted is None else "model_accepted"
+        raise ValueError(f"{missing}: must be given; model_drafted and model_accepted belong together")
+    counts = np.zeros((sessions, len(REPORT)), INT32)
+    counts[:, 0] = arguments.counts("verified", verified, sessions, MAX_DRAFT)
+    if model_drafted is not None:
+        counts[:, 1] = arguments.counts("model_drafted", model_drafted, sessions, MAX_TOKEN)
+        counts[:, 2] = arguments.counts("model_accepted", model_accepted, sessions, MAX_TOKEN)
+        if (wrong := counts[:, 2] > counts[:, 1]).any():
+            i = int(wrong.argmax())
+            raise ValueError(f"model_accepted[{i}]: {counts[i, 2]} are more than the {counts[i, 1]} drafted")
+    return counts
+
+
+class StepInput(NamedTuple):
+    """The input of a step: the sessions, to which the new tokens are already appended, and these tokens."""
+
+    sessions: list[Session]
+    before: list[int]
+    """The number of tokens of each session without the new ones."""
+    lengths: list[int]
+    """The number of new tokens of each session."""
+    tokens: bytes
+    """The new tokens, one session after the other."""
+    report: NDArray[np.int32] | None = None
+    """int32[B, 3], with the columns of REPORT; None if only the server drafts."""
+
+    @classmethod
+    def catching_up(cls, sessions: list[Session]) -> "StepInput":
+        """Returns a step of sessions that gained their last tokens while the client sent nothing."""
+        reports = any(session.unreported is not None for session in sessions)
+        report = np.zeros((len(sessions), len(REPORT)), INT32) if reports else None
+        return cls(sessions, [s.length for s in sessions], [], b"", report)
+
+    def take(self, rows: Sequence[int]) -> "StepInput":
+        """Returns the step of these rows alone."""
+        sessions = [self.sessions[i] for i in rows]
+        before = [self.before[i] for i in rows]
+        text = b"".join([s.generated[4 * b : 4 * s.length] for s, b in zip(sessions, before, strict=True)])
+        report = None if self.report is None else self.report[np.array(rows, np.int64)]
+        return StepInput(sessions, before, [self.lengths[i] for i in rows], text, report)
+
+    def postpone_report(self, rows: Sequence[int]) -> None:
+        """Keeps the report of rows that are not sent; the next step of their sessions reports for both steps."""
+        if self.report is None:
+            return
+        for row in rows:
+            session = self.sessions[row]
+            before = 0 if session.unreported is None else session.unreported.astype(np.int64)
+            session.unreported = np.minimum(self.report[row] + before, _MOST).astype(INT32)
+
+    def clear_verified(self, row: int) -> None:
+        """Clears `verified` of a row whose session the message opens: the server knows of no earlier draft."""
+        if self.report is not None:
+            self.report[row, 0] = 0
+
+    def put_report(self, step: pb.Step, rows: Sequence[int]) -> None:
+        """Writes the report of these rows into the message, which has the same rows."""
+        if self.report is None:
+            return
+        report = self.report[np.array(rows, np.int64)]
+        for i, row in enumerate(rows):
+            session = self.sessions[row]
+            if session.unreported is not None:
+                report[i] = np.minimum(report[i] + session.unreported.astype(np.int64), _MOST)
+                session.unreported = None
+        step.verified, step.model_drafted, step.model_accepted = (column.tobytes() for column in report.T)
+
+
+_MOST = np.array([MAX_DRAFT, MAX_TOKEN, MAX_TOKEN], np.int64)
+
+
+class GarbledReply(Exception):  # noqa: N818 - what it is
+    """A response contradicts itself or what was sent; nothing after it can be trusted."""
+
+
+class Drafts(NamedTuple):
+    """The drafts of one response, flat."""
+
+    offsets: list[int]
+    """[B + 1]"""
+    tokens: NDArray[np.int32]
+    probs: NDArray[np.float32]
+    nonempty: int
+    """How many drafts have tokens."""
+
+    @classmethod
+    def parse(cls, response: pb.DraftResponse, sessions: int) -> "Drafts":
+        """Returns the drafts of a response to a step of so many sessions. Raises GarbledReply."""
+        lengths = array("lengths", response.lengths, INT32).tolist()
+        tokens = array("tokens", response.tokens, INT32)
+        probs = array("probs", response.probs, FLOAT32)
+        if len(lengths) != sessions:
+            raise GarbledReply(f"lengths: {len(lengths)} drafts for {sessions} sessions")
+        offsets = list(accumulate(lengths, initial=0))
+        if min(lengths, default=0) < 0 or offsets[-1] != len(tokens) or len(probs) != len(tokens):
+            raise GarbledReply(f"lengths: they do not add up to {len(tokens)} tokens and {len(probs)} probabilities")
+        if len(tokens) and np.minimum.reduce(tokens) < 0:
+            raise GarbledReply(f"tokens: {tokens.min()} is negative")
+        return cls(offsets, tokens, probs, len(lengths) - lengths.count(0))
+
+
+def array(name: str, data: bytes, dtype: np.dtype) -> NDArray:  # type: ignore[type-arg]
+    """Returns a field of a response as an array. Raises GarbledReply."""
+    if len(data) % dtype.itemsize:
+        raise GarbledReply(f"{name}: {len(data)} bytes are not a whole number of {dtype.name} values")
+    return np.frombuffer(data, dtype)
+
+
+@dataclass(slots=True, eq=False)
+class Part:
+    """The part of a step that one shard has to answer."""
+
+    rows: Sequence[int]
+    """The rows of its sessions in the step."""
+    begun: float
+    """When it was sent, on the monotonic clock."""
+    opens: int = 0
+    """Bytes of opens ahead of it."""
+    commits: int = 0
+    """Bytes of commits ahead of it."""
+    drafts: list[tuple[Sequence[int], Drafts]] = field(default_factory=list)
+    """The drafts that have arrived, with their rows."""
+    done: bool = False
+    """Whether all have arrived, or the client waits no longer."""

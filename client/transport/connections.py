@@ -1,0 +1,314 @@
+"""Everything that a client has open: its streams, and the channels of its single calls; and how single calls are made.
+
+The two faces do the same, one in the threads of its callers, the other on their loop. Neither refers to the client, so
+that a client can be garbage-collected. The collector runs in any thread, while any lock may be held and any loop may
+turn. It therefore closes nothing itself: the loop of the client does, or a thread for this alone.
+"""
+
+import _thread
+import asyncio
+import logging
+import math
+import threading
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from types import ModuleType
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+import grpc
+
+from histospec.client import quiet_grpc
+from histospec.client.config import Endpoint
+from histospec.client.core.core import Core
+from histospec.client.core.shard import Shard
+from histospec.client.errors import ConfigurationError, HistoSpecError, Unavailable, from_status
+from histospec.client.transport import calls
+from histospec.client.transport.calls import Call
+from histospec.client.transport.channel import metadata, open_channel
+from histospec.client.transport.pump import Pump
+from histospec.client.transport.stream import Streams
+from histospec.client.values import Inspection
+from histospec.v1 import draft_pb2_grpc as rpc
+
+log = logging.getLogger("histospec.client")
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+AT_A_TIME = 16
+"""Calls in parallel: a call mostly waits for the server's disk or for the answer."""
+
+_ending: "set[asyncio.Task[None]]" = set()
+"""Tasks that end clients; a loop keeps only weak references to its tasks."""
+
+
+class _Connections:
+    """What both faces have in common."""
+
+    def __init__(self, core: Core, streams: Streams) -> None:
+        self._core = core
+        self._streams = streams
+        self._channels: dict[Endpoint, Any] = {}
+        self._lock = threading.Lock()
+        self._ended = False
+
+    def _open(self, kind: ModuleType, call: Call[Any]) -> tuple[Any, Any]:
+        """Returns the channel for a call, and its method; `kind` is grpc or grpc.aio."""
+        endpoint = call.endpoint
+        with self._lock:
+            channel = self._channels.get(endpoint)
+            if self._ended or self._core.closed:
+                raise Unavailable(f"{call.what}: this client is shut down")
+            if channel is None:
+                channel = self._channels[endpoint] = open_channel(kind, endpoint, self._core.config)
+        return channel, getattr(rpc.DraftServiceStub(channel), call.method)
+
+    def _smaller(self, call: Call[T], channel: Any, error: grpc.RpcError) -> list[Call[T]]:
+        """Returns a failed call in smaller calls. Raises its error if its size is not the reason."""
+        if error.code() is grpc.StatusCode.UNAVAILABLE:
+            # With this channel, calls would fail until gRPC's back-off ends; a new channel connects at once.
+            with self._lock:
+                if self._channels.get(call.endpoint) is channel:
+                    del self._channels[call.endpoint]
+            self._core.looked_at = -math.inf  # the shard may have moved
+        details = error.details()
+        pieces = calls.smaller(call, details or "", self._core.config.limits)
+        if not pieces:
+            raise from_status(error.code(), details, call.what) from error
+        return pieces
+
+    def _greeted(self, shard: Shard, answer: Inspection) -> Inspection | None:
+        """Returns the answer of a shard to `greet`; None if it does not let this client read."""
+        if "read" in answer.rights:
+            self._core.answered(shard)
+            return answer
+        details = f"its token has no right to read in namespace {self._core.config.namespace!r}"
+        self._core.unreachable(shard, grpc.StatusCode.PERMISSION_DENIED, details)
+        return None
+
+    def _not_greeted(self, shard: Shard, error: HistoSpecError) -> None:
+        """Has the core log why a shard did not answer `greet`."""
+        if isinstance(error, ConfigurationError):
+            raise error
+        code, details = grpc.StatusCode.UNAVAILABLE, str(error)
+        if isinstance(error.__cause__, grpc.RpcError):
+            reported: Any = error.__cause__
+            code, details = reported.code(), reported.details() or ""
+        self._core.unreachable(shard, code, details)
+
+    def _warn(self) -> None:
+        if waiting := self._core.stats().pending_commits:
+            log.warning("HistoSpec: a client was dropped without shutdown: %d finished responses are lost", waiting)
+
+
+class BlockingConnections(_Connections):
+    """The connections of a blocking client, which makes single calls in the thread of the caller."""
+
+    def __init__(self, core: Core, streams: Streams, pump: Pump) -> None:
+        super().__init__(core, streams)
+        self._pump = pump
+
+    def do(self, build: Callable[Concatenate[Core, P], list[Call[T]]], *args: P.args, **kwargs: P.kwargs) -> list[T]:
+        """Finds the shards, then makes the calls that `build` returns. Returns their results."""
+        self.find()
+        return [self.one(call) for call in build(self._core, *args, **kwargs)]
+
+    def find(self, timeout: float | None = None) -> None:
+        """Waits until the client knows the shards; while it steps, it always knows them."""
+        quiet_grpc.refuse_after_fork()
+        seconds = self._core.config.timeouts.call if timeout is None else timeout
+        if not (self._streams.found() or self._ended):
+            self._pump.run(self._streams.discover, seconds)
+            self._pump.wait(self._streams.found, seconds)
+
+    def one(self, call: Call[T]) -> T:
+        """Makes one call."""
+        channel, method = self._open(grpc, call)
+        try:
+            return call.finish(method(call.request, timeout=call.timeout, metadata=metadata(self._core.config)))
+        except grpc.RpcError as error:
+            pieces = self._smaller(call, channel, error)
+        return call.join([self.one(piece) for piece in pieces])
+
+    def many(self, plan: Sequence[Sequence[Call[T]]]) -> list[list[T] | None]:
+        """Makes a list of calls for each problem. Returns their results; None if its shard cannot be reached.
+
+        Raises:
+            HistoSpecError: an error of a call other than Unavailable; calls that had not begun are then left out.
+        """
+        lost: set[Shard] = set()
+
+        def one(calls: Sequence[Call[T]]) -> list[T] | None:
+            answers = []
+            for call in calls:
+                if call.shard in lost:
+                    return None
+                try:
+                    answers.append(self.one(call))
+                except Unavailable as error:
+                    _skip(lost, call.shard, error)
+                    return None
+            return answers
+
+        with ThreadPoolExecutor(AT_A_TIME, thread_name_prefix="histospec") as pool:
+            running = [pool.submit(one, calls) for calls in plan]
+            try:
+                return [future.result() for future in running]
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+
+    def greet(self, timeout: float) -> list[Inspection]:
+        """Asks every shard for its state when a worker starts. Returns the answers of those that let this client read.
+
+        The core logs why the others do not answer. All are asked in parallel, each for at most `timeout` seconds.
+
+        Raises:
+            ConfigurationError: a token file or certificate cannot be read.
+        """
+        self.find(timeout)
+
+        def one(call: Call[Inspection]) -> Inspection | None:
+            try:
+                return self._greeted(call.shard, self.one(call))
+            except HistoSpecError as error:
+                self._not_greeted(call.shard, error)
+                return None
+
+        with ThreadPoolExecutor(AT_A_TIME, thread_name_prefix="histospec") as pool:
+            return [answer for answer in pool.map(one, calls.inspect(self._core, timeout)) if answer is not None]
+
+    def begin_end(self) -> bool:
+        """Ends single calls: later ones raise Unavailable. Returns False if they had ended before."""
+        with self._lock:
+            before, self._ended = self._ended, True
+        return not before
+
+    def end(self) -> None:
+        """Closes the connections."""
+        self._core.stop()
+        self._pump.finish(self._streams.end_all, self._core.config.timeouts.shutdown)
+        for channel in self._channels.values():
+            channel.close()
+        self._channels.clear()
+
+    def dropped(self) -> None:
+        """Closes the connections after the client was collected, in a thread."""
+        if quiet_grpc.forked() or not (self._channels or self._pump.used):
+            return
+        try:
+            _thread.start_new_thread(self._end_quietly, ())
+        except RuntimeError:  # the interpreter shuts down
+            log.debug("HistoSpec: a client is left open at exit")
+
+    def _end_quietly(self) -> None:
+        try:
+            self._warn()
+            self.end()
+        except Exception:
+            log.debug("HistoSpec: a client that was dropped could not be closed", exc_info=True)
+
+
+class LoopConnections(_Connections):
+    """The connections of an asyncio client. `until` waits for a condition, at most a number of seconds."""
+
+    def __init__(
+        self, core: Core, streams: Streams, until: Callable[[Callable[[], bool], float], Awaitable[None]]
+    ) -> None:
+        super().__init__(core, streams)
+        self._until = until
+
+    async def do(
+        self, build: Callable[Concatenate[Core, P], list[Call[T]]], *args: P.args, **kwargs: P.kwargs
+    ) -> list[T]:
+        """See BlockingConnections."""
+        await self.find()
+        return [await self.one(call) for call in build(self._core, *args, **kwargs)]
+
+    async def find(self, timeout: float | None = None) -> None:
+        """See BlockingConnections."""
+        quiet_grpc.refuse_after_fork()
+        if not (self._streams.found() or self._core.closed):
+            self._streams.discover()
+            await self._until(self._streams.found, self._core.config.timeouts.call if timeout is None else timeout)
+
+    async def one(self, call: Call[T]) -> T:
+        """See BlockingConnections."""
+        channel, method = self._open(grpc.aio, call)
+        self._streams.loop = asyncio.get_running_loop()
+        try:
+            return call.finish(await method(call.request, timeout=call.timeout, metadata=metadata(self._core.config)))
+        except grpc.RpcError as error:
+            pieces = self._smaller(call, channel, error)
+        return call.join([await self.one(piece) for piece in pieces])
+
+    async def many(self, plan: Sequence[Sequence[Call[T]]]) -> list[list[T] | None]:
+        """See BlockingConnections."""
+        lost: set[Shard] = set()
+        gate = asyncio.Semaphore(AT_A_TIME)
+
+        async def one(calls: Sequence[Call[T]]) -> list[T] | None:
+            answers = []
+            async with gate:
+                for call in calls:
+                    if call.shard in lost:
+                        return None
+                    try:
+                        answers.append(await self.one(call))
+                    except Unavailable as error:
+                        _skip(lost, call.shard, error)
+                        return None
+            return answers
+
+        running = [asyncio.ensure_future(one(calls)) for calls in plan]
+        try:
+            return await asyncio.gather(*running)
+        finally:
+            for task in running:
+                task.cancel()
+
+    async def greet(self, timeout: float) -> list[Inspection]:
+        """See BlockingConnections."""
+        await self.find(timeout)
+
+        async def one(call: Call[Inspection]) -> Inspection | None:
+            try:
+                return self._greeted(call.shard, await self.one(call))
+            except HistoSpecError as error:
+                self._not_greeted(call.shard, error)
+                return None
+
+        found = await asyncio.gather(*map(one, calls.inspect(self._core, timeout)))
+        return [answer for answer in found if answer is not None]
+
+    async def end(self) -> None:
+        """Closes the connections."""
+        self._core.stop()
+        await self._streams.end_all()
+        channels = list(self._channels.values())
+        self._channels.clear()
+        for channel in channels:
+            await channel.close()
+
+    def dropped(self) -> None:
+        """Closes the connections after the client was collected, on its loop."""
+        loop = self._streams.loop
+        if quiet_grpc.forked() or loop is None:
+            return
+        try:
+            loop.call_soon_threadsafe(self._end_soon)
+        except RuntimeError:  # the loop is closed; nothing can wait any more
+            self._streams.abandon()
+
+    def _end_soon(self) -> None:
+        self._warn()
+        task = asyncio.get_running_loop().create_task(self.end())
+        _ending.add(task)
+        task.add_done_callback(_ending.discard)
+
+
+def _skip(lost: set[Shard], shard: Shard, error: Unavailable) -> None:
+    """Leaves a shard out for the rest of a batch: each further call would wait for its timeout."""
+    if shard not in lost:
+        lost.add(shard)
+        log.warning("HistoSpec: %s; it is not asked again for this batch", error)
