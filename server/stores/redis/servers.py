@@ -120,7 +120,11 @@ class Servers:
         for node in nodes:
             cursor = 0
             while True:
-                cursor, found = node.scan(cursor, match=pattern, count=SCANNED)
+                try:
+                    cursor, found = node.scan(cursor, match=pattern, count=SCANNED)
+                except TRANSIENT:
+                    self._disconnect()  # another server may be the primary by now
+                    raise
                 yield found
                 if not cursor:
                     break

@@ -400,7 +400,10 @@ class RedisStore(Store):
     def complete(self) -> None:
         """See Store. Lists problems whose list has lost them, for example because Redis evicted it."""
         try:
-            self._complete()
+            try:
+                self._complete()
+            except TRANSIENT:  # a connection that idled too long, or a server that moved
+                self._complete()
         except redis.RedisError as error:
             raise _explain(error) from error
 
