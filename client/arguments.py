@@ -19,6 +19,7 @@ from histospec.client.values import Tokens
 from histospec.protocol import alternatives
 from histospec.protocol.arrays import FLOAT32, INT32
 from histospec.protocol.limits import MAX_EPOCH, MAX_PROBLEM, MAX_TOKEN
+from histospec.protocol.redaction import redacted
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -57,11 +58,14 @@ RESPONSE_LISTS = Kind("response lists, one for each prompt", "list of token ids"
 
 
 def shown(value: object) -> str:
-    """Returns a value as text for a message: numbers and short texts literally, other values as their type."""
+    """Returns a value as text for a message: numbers and short texts literally, without the user, password and query
+    of a URL; other values as their type."""
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, int) and value.bit_length() > 128:
         return f"an integer of {value.bit_length()} bits"
+    if isinstance(value, str):
+        value = redacted(value)
     if isinstance(value, str) and len(value) > _SHOWN:
         return f"{value[:_SHOWN]!r}... of {len(value)} characters"
     if value is None or isinstance(value, int | float | str):

@@ -33,6 +33,7 @@ from histospec.client.errors import ConfigurationError
 from histospec.protocol.costs import DEFAULT_DEADLINE
 from histospec.protocol.limits import MAX_NAMESPACE
 from histospec.protocol.names import white_space
+from histospec.protocol.redaction import file_name
 
 T = TypeVar("T")
 
@@ -306,7 +307,11 @@ def _endpoints(text: str) -> tuple[Endpoint, ...]:
     endpoints = []
     for part in filter(None, map(str.strip, text.split(","))):
         name, equals, address = part.rpartition("=")
-        if not re.fullmatch(r"(\[[0-9a-fA-F:.]+\]|[^\s:/\[\]]+):[0-9]{1,5}", address) or (equals and not name):
+        if (
+            "@" in name
+            or not re.fullmatch(r"(\[[0-9a-fA-F:.]+\]|[^\s:/?#@\[\]]+):[0-9]{1,5}", address)
+            or (equals and not name)
+        ):
             what = arguments.shown(part)
             raise ConfigurationError(f"endpoint: {what} is not of the form host:port or name=host:port")
         if wrong := white_space(name):
@@ -326,9 +331,9 @@ def _read(name: str, path: str | os.PathLike[str]) -> bytes:
         with Path(path).open("rb") as file:
             content = file.read(LONGEST_FILE + 1)
     except OSError as error:
-        raise ConfigurationError(f"{name}: cannot read {path}: {error.strerror}") from error
+        raise ConfigurationError(f"{name}: cannot read {file_name(path)}: {error.strerror}") from None
     if len(content) > LONGEST_FILE:
         raise ConfigurationError(
-            f"{name}: {path} is longer than {LONGEST_FILE >> 20} MiB; give a PEM file or a token file"
+            f"{name}: {file_name(path)} is longer than {LONGEST_FILE >> 20} MiB; give a PEM file or a token file"
         )
     return content

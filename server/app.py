@@ -34,6 +34,7 @@ from histospec.server.machine import (
     memory_limit,
     raise_descriptor_limit,
 )
+from histospec.server.observability.host_names import HostNames
 from histospec.server.observability.metrics import Metrics
 from histospec.server.observability.overview import Overview
 from histospec.server.observability.traces import open_traces
@@ -200,6 +201,7 @@ class Server:
         )  # fmt: skip
         self._overview.start()
         pages = application(self._metrics, self._readiness, about, self._overview.show, self._aside, self._troubles)
+        pages.middlewares.append(HostNames.of(config).check)
         self._web = Web(pages, self._metrics, self._descriptors)
         try:
             http = config.http._replace(port=await self._web.start(config.http.host, config.http.port))
@@ -301,7 +303,9 @@ class Server:
     def _troubles(self) -> dict[str, str]:
         """Returns the parts that do not work fully. The server still drafts, so it stays ready."""
         loading = self._history.loading
-        return {"store": self._store.trouble or ("" if loading.done.is_set() else loading.progress)}
+        return {
+            "store": self._store.trouble or self._store.outage or ("" if loading.done.is_set() else loading.progress)
+        }
 
     def _ready(self) -> bool:
         return not any(self._readiness().values())

@@ -1,9 +1,10 @@
 """The argument parser of every command: it reports a wrong argument in one sentence, as a ConfigError."""
 
 import argparse
-from collections.abc import Callable
-from typing import NoReturn, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn, TypeVar
 
+from histospec.protocol.redaction import quoted, unknown_arguments, without_logins
 from histospec.server.errors import ConfigError
 
 MOST_COST = 1000.0  # of verifying one draft token, in steps without drafts
@@ -14,8 +15,16 @@ N = TypeVar("N", int, float)
 class ArgumentParser(argparse.ArgumentParser):
     """Raises ConfigError instead of printing usage and exiting."""
 
+    def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:
+        """Parses all arguments. See argparse, whose own error quotes the values of unknown options."""
+        options, rest = self.parse_known_args(args, namespace)
+        if rest:
+            self.error(unknown_arguments(rest))
+        return options
+
     def error(self, message: str) -> NoReturn:
         """Raises ConfigError. See argparse."""
+        message = without_logins(message)
         message = message if len(message) <= LONGEST else message[:LONGEST] + "..."
         raise ConfigError(f"{message}; see {self.prog} --help")
 
@@ -35,11 +44,11 @@ def _number(kind: Callable[[str], N], what: str, least: float, most: float, abov
         try:
             value = kind(text)
         except (ValueError, OverflowError):
-            raise argparse.ArgumentTypeError(f"must be {what}, is {text[:60]!r}") from None
+            raise argparse.ArgumentTypeError(f"must be {what}, is {quoted(text)}") from None
         if not least <= value or (above and value == least):  # also true for nan
-            raise argparse.ArgumentTypeError(f"must be {'above' if above else 'at least'} {least:g}, is {text[:60]}")
+            raise argparse.ArgumentTypeError(f"must be {'above' if above else 'at least'} {least:g}, is {value:g}")
         if not value <= most:
-            raise argparse.ArgumentTypeError(f"must be at most {most:.15g}, is {text[:60]}")
+            raise argparse.ArgumentTypeError(f"must be at most {most:.15g}, is {value:.15g}")
         return value
 
     return parse

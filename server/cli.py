@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from histospec.protocol.grpc_settings import import_grpc, one_poller
+from histospec.protocol.redaction import quoted, without_logins
 
 import_grpc(one_poller())  # before any other import of gRPC, so that fewer of its threads wake for each message
 
@@ -73,7 +74,7 @@ def _run(words: list[str]) -> int:
         return 0
     command = COMMANDS.get(words[0])
     if command is None:
-        process.say(f"histospec: unknown command {words[0][:60]!r}; use one of {', '.join(COMMANDS)}")
+        process.say(f"histospec: unknown command {quoted(words[0])}; use one of {', '.join(COMMANDS)}")
         return 2
     try:
         module = import_module(command.module)
@@ -93,7 +94,7 @@ def _report(prog: str, error: BaseException) -> int:
         return 128 + error.number if isinstance(error, process.Interrupted) else 130
     if isinstance(error, BrokenPipeError) and error.filename == process.STDOUT:
         return 1  # the reader left, as `| head` does, and needs no message
-    sentence = " ".join(_sentence(error).split())
+    sentence = without_logins(" ".join(_sentence(error).split()))
     process.say(f"{prog}: {sentence if len(sentence) <= LONGEST else sentence[:LONGEST] + '...'}")
     return 2 if isinstance(error, ConfigError) else 1
 

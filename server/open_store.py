@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from histospec.protocol.redaction import file_name
 from histospec.server.errors import ConfigError, StoreError, reason
 from histospec.server.machine import volume_bytes
 from histospec.server.security.watched_files import Watched, read_text
@@ -29,7 +30,7 @@ def location_of(config: StoreConfig) -> "Watched[Location] | None":
         return None
 
     def words(error: Exception) -> str:
-        return f"{path}: {reason(error)}"  # parse errors repeat no password
+        return f"{file_name(path)}: {reason(error)}"  # parse errors repeat no password
 
     try:
         return Watched("store-file", (path,), lambda: Location.parse(read_text(path).strip()), words)
@@ -126,5 +127,7 @@ def _redis(
         try:
             read_text(Path(ca))
         except (OSError, ValueError) as error:
-            raise ConfigError(f"--store {where()}: ca: {ca}: {reason(error)}; give a file of certificates") from None
+            raise ConfigError(
+                f"--store {where()}: ca: {file_name(ca)}: {reason(error)}; give a file of certificates"
+            ) from None
     return RedisStore(Servers(where), config.history_epochs, shard, **_common(config)), where

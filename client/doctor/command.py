@@ -5,13 +5,14 @@ import asyncio
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from histospec.client.config import Config, Tls, bearer, configure
 from histospec.client.doctor import findings
 from histospec.client.doctor.checks import examine
 from histospec.client.doctor.facts import Demand, gather
 from histospec.client.errors import ConfigurationError
+from histospec.protocol.redaction import quoted, unknown_arguments, without_logins
 
 
 def main(argv: Sequence[str]) -> int:
@@ -35,8 +36,14 @@ def main(argv: Sequence[str]) -> int:
 
 
 class _Parser(argparse.ArgumentParser):
+    def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:
+        options, rest = self.parse_known_args(args, namespace)
+        if rest:
+            self.error(unknown_arguments(rest))
+        return options
+
     def error(self, message: str) -> NoReturn:
-        raise ConfigurationError(f"{message}; see {self.prog} --help")
+        raise ConfigurationError(f"{without_logins(message)}; see {self.prog} --help")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -77,7 +84,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _whole(text: str) -> int:
     if not (text.isascii() and text.isdecimal() and 0 < int(text) < 1 << 31):
-        raise argparse.ArgumentTypeError(f"must be a whole number from 1, is {text[:60]!r}")
+        raise argparse.ArgumentTypeError(f"must be a whole number from 1, is {quoted(text)}")
     return int(text)
 
 
@@ -87,7 +94,7 @@ def _seconds(text: str) -> float:
     except ValueError:
         seconds = 0.0
     if not 0 < seconds <= 3600:
-        raise argparse.ArgumentTypeError(f"must be a number of seconds, above 0 and at most 3600, is {text[:60]!r}")
+        raise argparse.ArgumentTypeError(f"must be a number of seconds, above 0 and at most 3600, is {quoted(text)}")
     return seconds
 
 

@@ -15,8 +15,7 @@ It imports nothing of vLLM. docs/spec-rl.md says what is exact and what is not. 
 a training step gave; docs/frameworks has its lines for each trainer.
 """
 
-from histospec.client.rollouts.acceptance import accept_prefix
-from histospec.client.rollouts.lenience import Geometric, Lenience
+from histospec.client.rollouts.acceptance import Geometric, Lenience, accept_prefix
 from histospec.client.rollouts.metrics import RolloutMetrics
 from histospec.client.rollouts.speculative import SpeculativeRollout
 from histospec.client.rollouts.values import Report, Rollout

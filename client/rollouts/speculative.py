@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 from histospec.client import arguments
 from histospec.client.errors import LimitExceeded, ServerError
 from histospec.client.rollouts import sampling
-from histospec.client.rollouts.acceptance import accept_prefix
-from histospec.client.rollouts.lenience import Lenience, lenience_of
+from histospec.client.rollouts.acceptance import Lenience, accept_prefix, lenience_of
 from histospec.client.rollouts.old import Old, ResponseLimits, choose, cut
 from histospec.client.rollouts.values import Report, Rollout
 from histospec.client.sync import DraftClient

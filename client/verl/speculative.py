@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from histospec.client.rollouts import accept_prefix
-from histospec.client.rollouts.lenience import lenience_of
+from histospec.client.rollouts.acceptance import lenience_of
 from histospec.client.rollouts.old import Old, ResponseLimits, cut
 from histospec.client.rollouts.sampling import objection
 from histospec.client.verl.interface import SingleTurnAgentLoop, TokenOutput, copy_to_local, get_generation_config

@@ -23,6 +23,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
+from histospec.client import arguments
 from histospec.client.seeds import DEFAULT_REFRESH, SeedPolicy
 from histospec.protocol.limits import DEFAULT_MAX_DRAFT
 
@@ -35,10 +36,10 @@ class AdapterConfig:
 
     Attributes:
         verify_cost: marginal cost of verifying one drafted token, in units of a plain decoding step. Drafts are shorter
-            with a higher cost, and as long as possible with 0. None: learned from the time of steps (see cost/).
+            with a higher cost, and as long as possible with 0. None: learned from the time of steps (see choice/).
             HISTOSPEC_VERIFY_COST, a number or "auto".
         model_draft_tokens: how many tokens the model's own drafter drafts in a step, at least 0. None: as many as pay
-            (see model_drafter). HISTOSPEC_MODEL_DRAFT_TOKENS, an integer or "auto".
+            (see choice/). HISTOSPEC_MODEL_DRAFT_TOKENS, an integer or "auto".
         seeds: the seeds of sampled requests; None: vLLM's own sampling. HISTOSPEC_SAMPLING, HISTOSPEC_SEED_….
         cpu_fix: whether workers on CPUs replace vLLM's wrong expansion of sampling parameters (see patches/cpu.py). Off
             only to demonstrate the fault. HISTOSPEC_VLLM_CPU_FIX.
@@ -64,7 +65,7 @@ def samples_coupled() -> bool:
     """Returns whether this process uses coupled sampling. Raises ValueError if HISTOSPEC_SAMPLING is invalid."""
     value = os.environ.get("HISTOSPEC_SAMPLING", "")
     if value not in ("", "vllm", "coupled"):
-        raise ValueError(f"HISTOSPEC_SAMPLING: expected 'vllm' or 'coupled', got {value!r}")
+        raise ValueError(f"HISTOSPEC_SAMPLING: expected 'vllm' or 'coupled', got {arguments.shown(value)}")
     return value == "coupled"
 
 
@@ -83,7 +84,7 @@ def _given(name: str, kind: Callable[[str], T]) -> T | None:
     try:
         return kind(text) if text else None
     except ValueError:
-        raise ValueError(f"{name}: expected a number, got {text!r}") from None
+        raise ValueError(f"{name}: expected a number, got {arguments.shown(text)}") from None
 
 
 def _tokens(name: str) -> int | None:
@@ -91,7 +92,9 @@ def _tokens(name: str) -> int | None:
     if text in ("", "auto"):
         return None
     if not text.isdecimal() or int(text) > DEFAULT_MAX_DRAFT:
-        raise ValueError(f"{name}: expected 'auto' or an integer from 0 to {DEFAULT_MAX_DRAFT}, got {text!r}")
+        raise ValueError(
+            f"{name}: expected 'auto' or an integer from 0 to {DEFAULT_MAX_DRAFT}, got {arguments.shown(text)}"
+        )
     return int(text)
 
 
@@ -110,12 +113,12 @@ def _number(name: str, text: str, least: float, expected: str) -> float:
     except ValueError:
         value = math.nan
     if not (least <= value < math.inf):
-        raise ValueError(f"{name}: expected {expected}, got {text!r}")
+        raise ValueError(f"{name}: expected {expected}, got {arguments.shown(text)}")
     return value
 
 
 def _switch(name: str, default: bool) -> bool:
     text = os.environ.get(name, "")
     if text not in ("", "0", "1"):
-        raise ValueError(f"{name}: expected 0 or 1, got {text!r}")
+        raise ValueError(f"{name}: expected 0 or 1, got {arguments.shown(text)}")
     return default if not text else text == "1"

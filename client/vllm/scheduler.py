@@ -22,8 +22,11 @@ from typing import Any
 
 from histospec.client import Draft, DraftClient
 from histospec.client.vllm import logs, settings
+from histospec.client.vllm.choice.chooser import ModeChooser
+from histospec.client.vllm.choice.model_drafter import ModelDrafter, model_drafter
+from histospec.client.vllm.choice.prices import StepClock
+from histospec.client.vllm.choice.worth import promise_of
 from histospec.client.vllm.config import AdapterConfig
-from histospec.client.vllm.cost import FixedCost, LearnedCost, StepClock, promise_of
 from histospec.client.vllm.coupled import alternatives
 from histospec.client.vllm.coupled.seeding import RequestSeeds
 from histospec.client.vllm.greeting import greet
@@ -35,8 +38,6 @@ from histospec.client.vllm.interface import (
     Scheduler,
     SchedulerOutput,
 )
-from histospec.client.vllm.model_drafter.beside import ModelDrafter, model_drafter
-from histospec.client.vllm.model_drafter.steering import Steering
 from histospec.client.vllm.options import RequestOptions, read_options
 from histospec.client.vllm.patches import weight_versions
 from histospec.client.vllm.reporting import MinuteReport
@@ -52,7 +53,7 @@ COMMITTED = frozenset(
     (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED, RequestStatus.FINISHED_REPETITION)
 )
 QUIET_SECONDS = 60.0  # between two reports of failures
-TELL_SECONDS = 1.0  # between two messages while drafts cost too much to verify any
+REPORT_SECONDS = 1.0  # between two messages while drafts cost too much to verify any
 
 
 class HistoSpecScheduler(Scheduler):
@@ -71,16 +72,16 @@ class HistoSpecScheduler(Scheduler):
         self._sessions = RequestSessions(client, speculative.num_speculative_tokens)
         self._stops = StopStrings(vllm_config.model_config)
         self._model = model_drafter(vllm_config, config.model_draft_tokens, config.verify_cost)
-        self._cost = _cost(self._model, config.verify_cost)
+        self._chooser = _chooser(self._model, config.verify_cost)
         self._seeds = None if config.seeds is None else RequestSeeds(client.config.namespace, config.seeds)
         self._versions = WeightVersions()
         weight_versions.install()
         self._clock = StepClock(settings.computes_here(vllm_config.parallel_config))
         self._stepped = math.inf  # when the last step ended; infinite if the engine was idle
         self._silent = 0  # steps since drafts were asked for
-        self._told = -math.inf  # the end of the last step whose tokens the server was sent
+        self._reported = -math.inf  # the end of the last step whose tokens the server was sent
         self._probed = False  # whether the drafts of a probe arrived in the newest step
-        self._reported = -math.inf
+        self._failed = -math.inf  # the time of the last failure that was logged
         self._minute = MinuteReport()
 
     def add_request(self, request: Request) -> None:
@@ -115,20 +116,20 @@ class HistoSpecScheduler(Scheduler):
                 self._keep(found)
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         if not self.requests:
-            self._stepped, self._told = math.inf, -math.inf  # the engine is idle from here on
+            self._stepped, self._reported = math.inf, -math.inf  # the engine is idle from here on
             self._clock.idle()
-        elif verify_cost is None and not self._probed and not self._reports():
+        elif verify_cost is None and not self._probed and self._stepped - self._reported < REPORT_SECONDS:
             return outputs
         else:
-            self._told = self._stepped
+            self._reported = self._stepped
         with self._harmless("settle", forget=True):
             remaining = self._remaining(model_runner_output)
             if verify_cost is not None:
                 self._sessions.ask(remaining, verify_cost)
-            elif self._cost.curious and self.requests and not self._probed:
-                self._sessions.probe(remaining, self._cost.moderate)
+            elif self._chooser.curious and self.requests and not self._probed:
+                self._sessions.probe(remaining, self._chooser.moderate)
             else:  # also after each probe, because the server shows the cost of the last step
-                self._sessions.tell(remaining)
+                self._sessions.report(remaining)
             self._sessions.settle()
         return outputs
 
@@ -189,10 +190,6 @@ class HistoSpecScheduler(Scheduler):
             self._sessions.shut_down()
         super().shutdown()
 
-    def _reports(self) -> bool:
-        """Returns whether a step that asks for no drafts to verify sends its tokens."""
-        return self._stepped - self._told >= TELL_SECONDS or self._cost.looks_next
-
     def _learn(self, step: SchedulerOutput, output: ModelRunnerOutput) -> float | None:
         """Gives the step that ends now to the cost model. Returns the cost to ask for the next drafts with."""
         now = time.perf_counter()
@@ -200,12 +197,12 @@ class HistoSpecScheduler(Scheduler):
         probed = self._sessions.probed()
         self._probed = len(probed) > 0
         if self._probed:
-            self._cost.promised(promise_of(probed))
+            self._chooser.promised(promise_of(probed))
             if self._model is not None:
                 self._model.probed(probed)
-        rests = self._model is None or self._model.asked is None
-        nothing = rests and not step.scheduled_spec_decode_tokens and math.isfinite(seconds)
-        if nothing and self._cost.passes():
+        made = None if self._model is None else self._model.asked
+        nothing = made is None and not step.scheduled_spec_decode_tokens and math.isfinite(seconds)
+        if nothing and self._chooser.passes():
             self._minute.stepped(seconds, output.sampled_token_ids, 0)
             self._silent += 1
             return None
@@ -216,14 +213,12 @@ class HistoSpecScheduler(Scheduler):
         lap = self._clock.lap()
         if self._model is not None:
             self._sessions.verified(self._model.learn(step, output))
-            self._model.cost.observe(lap, sequences, tokens, alone, generated, self._model.asked)
-        else:
-            self._cost.observe(lap, sequences, tokens, alone, generated)
+        self._chooser.observe(lap, sequences, tokens, generated, alone, made)
         self._minute.stepped(seconds, output.sampled_token_ids, drafted)
-        if (line := self._minute.line(now, self._cost.value, self._cost.learned)) is not None:
+        if (line := self._minute.line(now, self._chooser.value, self._chooser.learned)) is not None:
             logger.info("%s", line)
-        self._sessions.verify_cost = self._cost.told
-        verify_cost = self._cost.next()
+        self._sessions.verify_cost = self._chooser.reported_cost
+        verify_cost = self._chooser.next()
         self._silent = self._silent + 1 if verify_cost is None else 0
         return verify_cost
 
@@ -317,18 +312,16 @@ class HistoSpecScheduler(Scheduler):
             yield
         except Exception:
             now = time.monotonic()
-            if now - self._reported >= QUIET_SECONDS:
-                self._reported = now
+            if now - self._failed >= QUIET_SECONDS:
+                self._failed = now
                 logger.exception("HistoSpec could not %s; the current requests go on without drafts", what)
             if forget:
                 self._sessions.forget()
 
 
-def _cost(model: ModelDrafter | None, fixed: float | None) -> LearnedCost | FixedCost | Steering:
-    """Returns what decides about drafts. `fixed`: the `verify_cost` that the user has set."""
-    if model is not None:
-        return model.cost
-    return LearnedCost() if fixed is None else FixedCost(fixed)
+def _chooser(model: ModelDrafter | None, verify_cost: float | None) -> ModeChooser:
+    """Returns what decides about drafts. `verify_cost`: as the user has set it."""
+    return ModeChooser(verify_cost) if model is None else model.chooser
 
 
 def _may_end(request: Request, tokens: Sequence[int], max_model_len: int) -> bool:

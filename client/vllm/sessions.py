@@ -17,8 +17,8 @@ from histospec.protocol.costs import DEFAULT_VERIFY_COST
 
 if TYPE_CHECKING:
     from histospec.client import Draft, DraftClient, Pending
+    from histospec.client.vllm.choice.model_drafter import Verified
     from histospec.client.vllm.coupled.alternatives import Step
-    from histospec.client.vllm.model_drafter.beside import Verified
 
 
 WHOLE = 1024  # as the number of verified tokens: the whole draft, however long
@@ -65,7 +65,7 @@ class RequestSessions:
         if self._new:
             opened, self._new = sorted(self._new), set()
             # An empty step and not a flush, which would wait for earlier commits to reach the server's disk.
-            self._tell(opened, [()] * len(opened))
+            self._send(opened, [()] * len(opened))
 
     def sent(self, request_id: str) -> int | None:
         """Returns how many generated tokens the request's session was sent; None for a request without one."""
@@ -94,11 +94,11 @@ class RequestSessions:
             step = self.client.send(sessions, tokens, self.max_tokens, verify_cost, **verified)
             self._pending.append((requests, step))
 
-    def tell(self, rows: Iterable[tuple[str, Sequence[int]]]) -> None:
+    def report(self, rows: Iterable[tuple[str, Sequence[int]]]) -> None:
         """Sends (request id, new tokens) of one step for siblings on other engines. Asks for no drafts."""
         _, sessions, tokens, verified = self._advance(rows)
         if sessions:
-            self._tell(sessions, tokens, verified)
+            self._send(sessions, tokens, verified)
 
     def probe(self, rows: Iterable[tuple[str, Sequence[int]]], verify_cost: float) -> None:
         """As `ask`, for drafts that no step verifies. The next message of these sessions reports that."""
@@ -161,8 +161,8 @@ class RequestSessions:
             return
         tails = [(session, tail) for session, tail, _ in commits if tail]
         if tails:
-            told = self._told([session for session, _ in tails])
-            self._tell([session.id for session, _ in tails], [tail for _, tail in tails], told)
+            verified = self._take_verified([session for session, _ in tails])
+            self._send([session.id for session, _ in tails], [tail for _, tail in tails], verified)
         if commits:
             said = [session.options.epoch for session, _, _ in commits]
             self.client.finish(
@@ -199,7 +199,7 @@ class RequestSessions:
     ) -> tuple[list[str], list[int], list[Sequence[int]], dict[str, list[int]]]:
         """Counts tokens as sent. Returns request ids, sessions, their tokens, and what was verified of their drafts.
 
-        `report`: as for `_told`.
+        `report`: as for `_take_verified`.
         """
         requests, sessions, tokens, advanced = [], [], [], []
         for request_id, new_tokens in rows:
@@ -210,9 +210,9 @@ class RequestSessions:
             tokens.append(new_tokens)
             advanced.append(session)
         self._new.difference_update(sessions)
-        return requests, sessions, tokens, self._told(advanced, report)
+        return requests, sessions, tokens, self._take_verified(advanced, report)
 
-    def _told(self, sessions: Sequence[_RequestSession], report: bool = False) -> dict[str, list[int]]:
+    def _take_verified(self, sessions: Sequence[_RequestSession], report: bool = False) -> dict[str, list[int]]:
         """Returns what was verified of the sessions' drafts, as arguments of `send`.
 
         {}: all of them in full, which the server assumes. `report`: name the numbers even then.
@@ -226,7 +226,7 @@ class RequestSessions:
             session.verified = session.model_drafted = session.model_accepted = 0
         return told
 
-    def _tell(
+    def _send(
         self, sessions: list[int], tokens: Sequence[Sequence[int]], verified: Mapping[str, list[int]] | None = None
     ) -> None:
         # No caller receives this step.

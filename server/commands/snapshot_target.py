@@ -15,6 +15,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
+from histospec.protocol.redaction import redacted
 from histospec.replay.recordings import RecordingError, opened
 from histospec.server.errors import ConfigError, reason
 from histospec.server.output_file import OutputError, written
@@ -142,6 +143,8 @@ class Bucket(SnapshotTarget):
 
     def __init__(self, where: str, name: str = "") -> None:
         super().__init__(where, name)
+        if "@" in where.partition("://")[2].partition("/")[0]:
+            raise ConfigError(f"{redacted(where)}: must not hold a user or password; set the variables of the provider")
         scheme = where.partition("://")[0]
         if scheme not in SCHEMES:
             known = ", ".join(f"{known}://" for known in SCHEMES)

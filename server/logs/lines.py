@@ -9,10 +9,13 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Hashable, Iterable
-from typing import TextIO
+from typing import Any, TextIO
 
 import structlog
+from structlog.tracebacks import ExceptionDictTransformer
 from structlog.typing import EventDict, ExcInfo, Processor, WrappedLogger
+
+from histospec.protocol.redaction import without_secrets
 
 REQUEST_ID = "x-request-id"  # a key of call metadata
 LONGEST_REQUEST_ID = 64
@@ -20,9 +23,9 @@ _STRANGE = re.compile(r"[^A-Za-z0-9._:/=+-]")
 LINES = 50  # recent warnings and errors that are kept
 LONGEST = 300  # characters of one value of these
 KEPT = ("warning", "error", "critical")
-_USER = re.compile(r"(?<=://)[^/@\s]*@")
-_SECRET = re.compile(r"(?i)\b(bearer\s+|(?:password|secret|token)\s*[=:]\s*)[^\s,;]+")
 INDENT = "    "  # of tracebacks
+# Local variables hold tokens, passwords and prompts.
+TRACEBACKS = structlog.processors.ExceptionRenderer(ExceptionDictTransformer(show_locals=False))
 
 
 class RecentLines:
@@ -51,15 +54,28 @@ def _kept(line: EventDict) -> dict[str, str]:
     return {
         "time": str(line.get("timestamp", "")),
         "level": str(line["level"]),
-        "event": without_secrets(str(line.get("event", ""))),
-        "details": ", ".join(f"{name}: {without_secrets(str(value))}" for name, value in details.items()),
+        "event": _cut(str(line.get("event", ""))),
+        "details": ", ".join(f"{name}: {_cut(str(value))}" for name, value in details.items()),
     }
 
 
-def without_secrets(text: str) -> str:
-    """Returns a text without user names, passwords and tokens, cut to the length of a line."""
-    text = _SECRET.sub(r"\1…", _USER.sub("…@", text))
+def _cut(text: str) -> str:
     return text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
+
+
+def _redact(logger: WrappedLogger, method: str, line: EventDict) -> EventDict:
+    """Removes secrets from all texts of a line, whichever code wrote them. See structlog."""
+    for name, value in line.items():
+        line[name] = _clean(value)
+    return line
+
+
+def _clean(value: Any) -> Any:
+    if isinstance(value, str):
+        return without_secrets(value)
+    if isinstance(value, dict):
+        return {name: _clean(one) for name, one in value.items()}
+    return [_clean(one) for one in value] if isinstance(value, list) else value
 
 
 RECENT = RecentLines()
@@ -93,7 +109,7 @@ def _print_traceback(file: TextIO, error: ExcInfo) -> None:
     """Prints an exception indented, so that no line of it looks like a log line."""
     for part in traceback.format_exception(*error):
         for line in part.splitlines():
-            file.write(f"\n{INDENT}{escaped(line)}")
+            file.write(f"\n{INDENT}{escaped(without_secrets(line))}")
 
 
 def request_id(metadata: Iterable[tuple[str, str | bytes]]) -> str:
@@ -112,13 +128,14 @@ def configure(form: str, level: str, file: TextIO | None = None) -> None:
     render: list[Processor] = (
         [_escape, structlog.dev.ConsoleRenderer(colors=terminal, exception_formatter=_print_traceback)]
         if pretty
-        else [structlog.processors.dict_tracebacks, structlog.processors.JSONRenderer()]
+        else [TRACEBACKS, _redact, structlog.processors.JSONRenderer()]
     )
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=not pretty),
+            _redact,
             RECENT,
             *render,
         ],

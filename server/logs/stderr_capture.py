@@ -33,11 +33,20 @@ class Library(logging.Handler):
         """Logs the record. See logging."""
         try:
             if (more := THROTTLE.admits((record.name, record.lineno))) is not None:
-                text = record.getMessage()[:LONGEST]
+                text = _message(record)[:LONGEST]
                 error = {"exc_info": record.exc_info[1]} if record.exc_info and record.exc_info[1] else {}
+                if isinstance(record.exc_info and record.exc_info[1], UnicodeError):
+                    error = {}  # quotes what could not be decoded
                 log.log(record.levelno, text, logger=record.name, **error, **more)
         except Exception:  # a log line must not break the library's work
             log.error("a line of a library cannot be shown", logger=record.name)
+
+
+def _message(record: logging.LogRecord) -> str:
+    """Returns the message of a record, with the length of bytes in their place: gRPC logs a token that is not UTF-8."""
+    if isinstance(record.args, tuple):
+        record.args = tuple(f"{len(one)} bytes" if isinstance(one, bytes) else one for one in record.args)
+    return record.getMessage()
 
 
 def _unraisable(args: "sys.UnraisableHookArgs") -> None:

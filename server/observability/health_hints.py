@@ -71,6 +71,8 @@ class Facts(NamedTuple):
     """Why the store accepts nothing until a person acts."""
     store_hazard: str = ""
     """Which setting may make the store lose responses."""
+    store_outage: str = ""
+    """Why the store does not answer now."""
     damaged: float = 0
     """Stored responses left out as damaged since the start."""
     retention_paused: str = ""
@@ -109,6 +111,9 @@ def _faults(facts: Facts) -> Iterator[Hint]:
             "HistoSpecStoreUnusable in docs/runbooks.md."
         )
         yield Hint("bad", "Nothing can be stored", text)
+    if facts.store_outage:
+        text = f"{facts.store_outage}. The server refuses ingests and commits meanwhile, and still drafts."
+        yield Hint("bad", "The store does not answer", text)
     if facts.damaged:
         text = (
             f"At least {_count(facts.damaged, 'stored response')} could not be read or had changed on disk, and were "

@@ -19,8 +19,9 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from histospec.protocol.redaction import file_name
 from histospec.server.errors import ConfigError, PermissionDenied, Unauthenticated, reason
 from histospec.server.security.watched_files import Watched, read_text
 
@@ -35,11 +36,17 @@ SHORTEST = 16  # characters of a secret
 SET_TOKEN = "set HISTOSPEC_TOKEN"  # what a caller without a token does
 
 
+def _ascii(secret: str) -> str:
+    if not all(" " <= letter <= "~" for letter in secret):
+        raise ValueError("must be printable ASCII: no client can send anything else")
+    return secret
+
+
 class _Token(BaseModel):
     model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)
 
     name: str
-    secret: Annotated[str, Field(min_length=SHORTEST)] | None = None
+    secret: Annotated[str, Field(min_length=SHORTEST), AfterValidator(_ascii)] | None = Field(None, repr=False)
     sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")] | None = None
     namespaces: list[str] = ["*"]
     rights: list[Right] = ["read", "write"]
@@ -59,6 +66,9 @@ class _File(BaseModel):
     model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)
 
     token: list[_Token] = []
+
+
+KEYS = {"token", *_Token.model_fields}
 
 
 class Permit(NamedTuple):
@@ -100,7 +110,7 @@ class Access:
             try:
                 self.file = Watched("tokens", [path], lambda: _read(path), _words)
             except (OSError, ValueError) as error:
-                raise ConfigError(f"--tokens {path}: {_words(error)}") from None
+                raise ConfigError(f"--tokens {file_name(path)}: {_words(error)}") from None
 
     @property
     def version(self) -> int:
@@ -119,7 +129,10 @@ class Access:
             raise Unauthenticated(f"authorization: the call has no bearer token; {remedy}")
         if scheme.lower() != "bearer":
             raise Unauthenticated("authorization: expected 'Bearer TOKEN'")
-        permit = Permit(self, hashlib.sha256(secret.encode()).hexdigest())
+        digest = hashlib.sha256(secret.encode()).hexdigest()
+        if not secret.isascii():
+            digest = ""  # gRPC decodes bytes that are not UTF-8 as Latin-1; no token has this digest
+        permit = Permit(self, digest)
         permit.check()
         return permit
 
@@ -149,5 +162,9 @@ def _words(error: Exception) -> str:
         return reason(error)
     if isinstance(error, ValidationError):
         first = error.errors(include_url=False, include_input=False)[0]
-        return f"{'.'.join(map(str, first['loc']))}: {first['msg'].removeprefix('Value error, ')}"
+        where = [str(part) for part in first["loc"] if isinstance(part, int) or part in KEYS]  # not an unknown key
+        if first["type"] == "extra_forbidden":
+            known = _Token.model_fields if len(first["loc"]) > 1 else _File.model_fields
+            return f"{'.'.join([*where, 'unknown key'])}; known are {', '.join(known)}"
+        return f"{'.'.join(where)}: {first['msg'].removeprefix('Value error, ')}".removeprefix(": ")
     return "it is not TOML" if isinstance(error, tomllib.TOMLDecodeError) else str(error)

@@ -8,6 +8,7 @@ from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
+from histospec.protocol.redaction import file_name
 from histospec.server.errors import ConfigError, reason
 from histospec.server.security.watched_files import Watched, read_bytes
 
@@ -67,9 +68,9 @@ def _text(flag: str, path: Path) -> bytes:
     try:
         text = read_bytes(path)
     except OSError as error:
-        raise ConfigError(f"{flag} {path}: {reason(error)}") from None
+        raise ConfigError(f"{flag} {file_name(path)}: {reason(error)}") from None
     if b"-----BEGIN" not in text:
-        raise ConfigError(f"{flag} {path}: is not a PEM file")
+        raise ConfigError(f"{flag} {file_name(path)}: is not a PEM file")
     return text
 
 
@@ -82,10 +83,10 @@ def _checked(certificate: bytes, key: bytes, chain_path: Path, key_path: Path) -
     try:
         own = load_pem_private_key(key, None).public_key()
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise ConfigError(f"--tls-key {key_path}: {error}") from None
+        raise ConfigError(f"--tls-key {file_name(key_path)}: {error}") from None
     if own != chain[0].public_key():
         raise ConfigError(
-            f"--tls-key {key_path}: is not the key of the certificate in {chain_path}; give both of one pair"
+            f"--tls-key {file_name(key_path)}: is not the key of the certificate in {chain_path}; give both of one pair"
         )
     return min(certificate.not_valid_after_utc for certificate in chain).timestamp()
 

@@ -4,6 +4,7 @@ import ipaddress
 from typing import NamedTuple
 
 from histospec.protocol.names import white_space
+from histospec.protocol.redaction import quoted
 
 
 class Address(NamedTuple):
@@ -18,14 +19,14 @@ class Address(NamedTuple):
         if isinstance(text, Address):
             return text
         host, colon, port = str(text).strip().rpartition(":")
-        if not colon or not host:
-            raise ValueError(f"must be HOST:PORT, for example 127.0.0.1:6378, is {str(text)!r}")
+        if not colon or not host or set(host) & set("@/?#"):
+            raise ValueError(f"must be HOST:PORT, for example 127.0.0.1:6378, is {quoted(text)}")
         if not (port.isascii() and port.isdecimal()) or len(port) > 5 or int(port) > 65535:
-            raise ValueError(f"the port must be a number from 0 to 65535, is {port!r}")
+            raise ValueError("the port must be a number from 0 to 65535")  # not shown: `u:password` lacks its host
         if host.startswith("[") and host.endswith("]"):
             host = host[1:-1]
         elif ":" in host:
-            raise ValueError(f"needs brackets around an IPv6 address, for example [::1]:{port}, is {str(text)!r}")
+            raise ValueError(f"needs brackets around an IPv6 address, for example [::1]:{port}, is {quoted(text)}")
         return cls(host, int(port))
 
     @property
@@ -51,6 +52,8 @@ class ShardAddress(NamedTuple):
         """Parses `name=host:port`, or `host:port`, which is then also the name."""
         if isinstance(text, ShardAddress):
             return text
+        if "@" in str(text):
+            raise ValueError(f"must be [NAME=]HOST:PORT, for example a=127.0.0.1:6378, is {quoted(text)}")
         name, _, address = str(text).strip().rpartition("=")
         parsed = Address.parse(address)
         if wrong := white_space(name):

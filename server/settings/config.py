@@ -3,6 +3,7 @@
 `options.py` reads the values. The rest of the server reads no environment variables, except OpenTelemetry's own.
 """
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
@@ -29,6 +30,7 @@ from pydantic_settings import (
 
 from histospec.protocol.limits import DEFAULT_MAX_DRAFT, MAX_DRAFT, MAX_NAMESPACE
 from histospec.protocol.names import white_space
+from histospec.protocol.redaction import file_name, quoted
 from histospec.server.machine import memory_limit
 from histospec.server.settings.addresses import Address, ShardAddress
 from histospec.server.settings.budget import default_budget
@@ -37,9 +39,11 @@ from histospec.server.stores.interface import HISTORY_RESPONSES
 from histospec.server.stores.redis.location import SCHEMES, Location
 
 PREFIX = "HISTOSPEC_"
+LOGIN = re.compile(":.*@", re.DOTALL)
 MAX_SHARD_NAME = 253  # characters, the limit of a DNS name
 MAX_BYTES = 1 << 47  # the address space of a process
 MAX_COUNT = (1 << 31) - 1
+HOST = re.compile(r"(\*\.)?[a-z0-9_-]+(\.[a-z0-9_-]+)*")
 
 
 def _shards(value: object) -> tuple[ShardAddress, ...]:
@@ -48,11 +52,25 @@ def _shards(value: object) -> tuple[ShardAddress, ...]:
         raise ValueError("must be a list such as a:6378,b:6378")
     shards = tuple(ShardAddress.parse(item) for item in items if str(item).strip())
     if items and not shards:
-        raise ValueError(f"{value!r} names no shard; give a list such as a:6378,b:6378, or omit it")
+        raise ValueError(f"{quoted(value)} names no shard; give a list such as a:6378,b:6378, or omit it")
     names = [shard.name for shard in shards]
     if len(set(names)) < len(names):
         raise ValueError("must name each shard once")
     return shards
+
+
+def _hosts(value: object) -> tuple[str, ...]:
+    items = value.split(",") if isinstance(value, str) else value
+    if not isinstance(items, Sequence):
+        raise ValueError("must be a list such as drafts.example.org,*.rl.svc")
+    hosts = tuple(str(item).strip().rstrip(".").lower() for item in items if str(item).strip())
+    for host in hosts:
+        if not HOST.fullmatch(host):
+            raise ValueError(
+                f"{quoted(host)} is not a host name; give names without scheme and port, such as drafts.example.org or "
+                "*.rl.svc"
+            )
+    return hosts
 
 
 _BYTE_SIZE = TypeAdapter(ByteSize)
@@ -63,9 +81,11 @@ def _bytes(value: object) -> object:
     try:
         size = int(_BYTE_SIZE.validate_python(value))
     except (ValidationError, OverflowError, ValueError):
-        raise ValueError(f"{value!r} is not a size; give a number with a unit, for example 8GiB or 512MiB") from None
+        raise ValueError(
+            f"{quoted(value)} is not a size; give a number with a unit, for example 8GiB or 512MiB"
+        ) from None
     if size > MAX_BYTES:
-        raise ValueError(f"{value!r} is larger than the address space of a process; give at most 128TiB")
+        raise ValueError(f"{quoted(value)} is larger than the address space of a process; give at most 128TiB")
     return size
 
 
@@ -73,9 +93,11 @@ def _file(value: object) -> Path | None:
     """Returns the path of a file. Rejects devices, which may never end."""
     if value is None:
         return None
-    path = Path(str(value))
+    if not isinstance(value, str | Path):
+        raise ValueError(f"must be the name of a file, is {quoted(value)}")
+    path = Path(value)
     if path.is_char_device() or path.is_block_device():
-        raise ValueError(f"{path} is a device; give a file")
+        raise ValueError(f"{file_name(path)} is a device; give a file")
     return path
 
 
@@ -84,13 +106,14 @@ def _collector(value: object) -> Address | None:
         return value
     scheme, _, address = str(value).partition("://")
     if scheme != "otlp":
-        raise ValueError(f"must be otlp://HOST:PORT, for example otlp://127.0.0.1:4317, is {str(value)!r}")
+        raise ValueError(f"must be otlp://HOST:PORT, for example otlp://127.0.0.1:4317, is {quoted(value)}")
     return Address.parse(address)
 
 
 # NoDecode: our parsers read the text of a variable; it is not JSON.
 Where = Annotated[Address, NoDecode, PlainValidator(Address.parse)]
 Shards = Annotated[tuple[ShardAddress, ...], NoDecode, PlainValidator(_shards)]
+Hosts = Annotated[tuple[str, ...], NoDecode, PlainValidator(_hosts)]
 Collector = Annotated[Address | None, NoDecode, PlainValidator(_collector)]
 Bytes = Annotated[int, BeforeValidator(_bytes)]
 Count = Annotated[int, Field(ge=1, le=MAX_COUNT)]
@@ -110,6 +133,7 @@ class StoreConfig(BaseSettings):
     data_dir: Path = Field(Path("histospec-data"), description="directory of the store; created if absent")
     store: str = Field(
         "sqlite",
+        repr=False,
         description="store of the responses: sqlite, redis://HOST:PORT, or redis+cluster://HOST:PORT,... "
         "(rediss for TLS; ?replicas=1 waits for a replica; ?ca=FILE names the authority that signed its certificate)",
     )
@@ -136,6 +160,14 @@ class StoreConfig(BaseSettings):
         description="maximum size of data that waits for the store, for example 256MiB; beyond it, ingests wait and "
         "the server refuses commits for now",
     )
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_secret(cls, value: object, info: ValidationInfo) -> object:
+        """Refuses `user:password@` in an option that logs and pages show."""
+        if info.field_name != "store" and isinstance(value, str) and LOGIN.search(value):
+            raise ValueError("must not hold a user and password; give them in the URL of --store or --store-file")
+        return value
 
     @field_validator("data_dir", mode="before")
     @classmethod
@@ -202,6 +234,12 @@ class Config(StoreConfig):
     listen: Where = Field(Address("127.0.0.1", 6378), description="gRPC address, HOST:PORT; port 0 picks a free one")
     http: Where = Field(
         Address("127.0.0.1", 9464), description="address of the status page, /metrics, /livez, /readyz and /healthz"
+    )
+    http_hosts: Hosts = Field(
+        (),
+        description="further host names at which --http answers, comma-separated, such as drafts.example.org or "
+        "*.rl.svc; it always answers to IP addresses, localhost, this machine's names and the hosts of --listen, "
+        "--http and --peers",
     )
     tls_cert: File = Field(None, description="certificate chain of the server, PEM; enables TLS")
     tls_key: File = Field(None, description="key of --tls-cert, PEM")
@@ -287,7 +325,7 @@ class Config(StoreConfig):
         if len(value) > MAX_SHARD_NAME:
             raise ValueError(f"has {len(value)} characters; must have at most {MAX_SHARD_NAME}")
         if not value.isprintable():
-            raise ValueError(f"{value!r} has characters that cannot be printed; use a name such as shard-0")
+            raise ValueError(f"{quoted(value)} has characters that cannot be printed; use a name such as shard-0")
         return value
 
     @field_validator("shard_name", "specrl_namespace")

@@ -6,6 +6,7 @@ Every option is a flag, an environment variable and a key of the TOML file: `--d
 
 import argparse
 import os
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,11 +19,14 @@ else:
 
 from pydantic import ValidationError
 
+from histospec.protocol.redaction import quoted, redacted
 from histospec.server.arguments import ArgumentParser, shown
 from histospec.server.errors import ConfigError
 from histospec.server.security.watched_files import read_text
 from histospec.server.settings.config import PREFIX, Config, StoreConfig, is_size
 
+NAME = re.compile("[a-z]+([-_][a-z]+)*")
+AT = re.compile(r"\(at [a-z0-9 ,]+\)$")
 LONGEST = 300  # characters of a sentence, which repeats the wrong value
 C = TypeVar("C", bound=StoreConfig)
 
@@ -56,13 +60,17 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         content = tomllib.loads(read_text(path))
     except OSError as error:
-        raise ConfigError(f"--config {path}: cannot be read ({error.strerror}); give a readable TOML file") from None
+        raise ConfigError(
+            f"--config {redacted(str(path))}: cannot be read ({error.strerror}); give a readable TOML file"
+        ) from None
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"--config {path}: is not TOML: {error}") from None
+        place = AT.search(str(error))  # the rest may quote keys, which may hold a misplaced secret
+        raise ConfigError(f"--config {path}: is not TOML{' ' + place[0] if place else ''}") from None
     keys = {key: key.replace("-", "_") for key in content}
     for key, name in keys.items():
         if name not in Config.model_fields:
-            raise ConfigError(f"--config {path}: unknown option {key!r}; see histospec serve --help")
+            what = quoted(key) if NAME.fullmatch(key) else "whose name has other characters than options have"
+            raise ConfigError(f"--config {path}: unknown option {what}; see histospec serve --help")
     if len(set(keys.values())) < len(keys):
         raise ConfigError(f"--config {path}: an option appears twice, once with - and once with _")
     return {keys[key]: value for key, value in content.items()}
@@ -78,7 +86,9 @@ def _sentence(error: ValidationError, flags: Mapping[str, object], path: object)
     variable = PREFIX + name.upper()
     source = "" if name in flags else f" (from {variable})" if os.environ.get(variable) else f" (from {path})"
     if first["type"] != "value_error":
-        message = f"{message[0].lower()}{message[1:]}, is {first['input']!r}"
+        message = f"{message[0].lower()}{message[1:]}"
+        if name != "store":  # the only option that may hold a password
+            message += f", is {quoted(first['input'])}"
     if len(message) > LONGEST:
         message = f"{message[: LONGEST // 2]} … {message[-LONGEST // 2 :]}"
     return f"{_flag(name)}{source}: {message}"

@@ -187,6 +187,11 @@ class Store(Reader):
         return {}
 
     @property
+    def outage(self) -> str:
+        """Why the store does not answer now, so that requests fail until it does; empty if it answers. Never waits."""
+        return ""
+
+    @property
     def retention_paused(self) -> str:
         """Why retention waits for a person; empty if it does not."""
         return ""

@@ -154,6 +154,11 @@ class OpeningStore(Store):
         return "" if self._store is None else self._store.hazard
 
     @property
+    def outage(self) -> str:
+        """See Store."""
+        return "" if self._store is None else self._store.outage
+
+    @property
     def retention_paused(self) -> str:
         """See Store."""
         return "" if self._store is None else self._store.retention_paused

@@ -9,12 +9,10 @@ import numpy as np
 import pytest
 
 from histospec.client import Draft
-from histospec.client.vllm.model_drafter.beside import ModelDrafter
-from histospec.client.vllm.model_drafter.choice import TOGETHER, Choice, Row
-from histospec.client.vllm.model_drafter.gaps import FEW, HEALS, Gaps
-from histospec.client.vllm.model_drafter.outcomes import Outcomes, Pairs, levels
-from histospec.client.vllm.model_drafter.steering import LONGER
-from histospec.client.vllm.model_drafter.ways import REST, Limits
+from histospec.client.vllm.choice.chooser import LONGER
+from histospec.client.vllm.choice.drafts import TOGETHER, Choice, Outcomes, Pairs, Row, levels
+from histospec.client.vllm.choice.model_drafter import FEW, HEALS, DrafterCoverage, ModelDrafter
+from histospec.client.vllm.choice.modes import REST, Limits
 from histospec.client.vllm.options import RequestOptions
 from histospec.client.vllm.sessions import RequestSessions
 
@@ -145,37 +143,37 @@ def test_the_choice_is_as_good_as_that_of_one_who_knows() -> None:
 
 
 def test_who_lived_through_a_rest_gets_no_drafts_of_the_model() -> None:
-    gaps = Gaps()
+    coverage = DrafterCoverage()
     for _ in range(FEW):
-        gaps.left_out({"a": False})
-    assert gaps.whole("a")
-    gaps.left_out({"a": False, "b": True})
-    assert not gaps.whole("a")
-    assert not gaps.whole("b")
-    gaps.cached("c")  # b's prompt may be c's
-    assert not gaps.whole("c")
-    assert gaps.share(["a", "b", "c", "d"]) == 0.25
-    gaps.emptied()
-    gaps.cached("d")
-    assert gaps.whole("d")
-    gaps.forget("a")
-    assert gaps.whole("a")
+        coverage.left_out({"a": False})
+    assert coverage.covers("a")
+    coverage.left_out({"a": False, "b": True})
+    assert not coverage.covers("a")
+    assert not coverage.covers("b")
+    coverage.cached("c")  # b's prompt may be c's
+    assert not coverage.covers("c")
+    assert coverage.share(["a", "b", "c", "d"]) == 0.25
+    coverage.emptied()
+    coverage.cached("d")
+    assert coverage.covers("d")
+    coverage.forget("a")
+    assert coverage.covers("a")
 
 
 def test_a_short_gap_matters_less_the_more_text_follows_it() -> None:
     """A prompt that the drafter has not read stays a gap."""
-    gaps = Gaps()
+    coverage = DrafterCoverage()
     for _ in range(FEW + 2):
-        gaps.left_out({"a": False})
-    gaps.left_out({"b": True})
+        coverage.left_out({"a": False})
+    coverage.left_out({"b": True})
     for _ in range(2 * HEALS - 1):
-        gaps.ran()
-    assert not gaps.whole("a")
-    gaps.ran()
-    assert gaps.whole("a")
+        coverage.ran()
+    assert not coverage.covers("a")
+    coverage.ran()
+    assert coverage.covers("a")
     for _ in range(10**5):
-        gaps.ran()
-    assert not gaps.whole("b")
+        coverage.ran()
+    assert not coverage.covers("b")
 
 
 # ---- in the steps of an engine --------------------------------------------------------------------------------------
@@ -196,41 +194,41 @@ def sampled(rows: dict[str, list[int]]) -> Any:
 
 
 def test_a_step_is_told_how_many_tokens_to_make() -> None:
-    beside = ModelDrafter(Limits(16, 3), COST)
+    drafter = ModelDrafter(Limits(16, 3), COST)
     now = step({"a": 1}, {})
-    beside.ask(now)
+    drafter.ask(now)
     assert now.num_spec_tokens_to_schedule == 3
-    assert beside.asked == 3
+    assert drafter.asked == 3
 
 
 def test_drafts_of_another_length_than_was_asked_for_are_none() -> None:
     """vLLM drafts zeros for every request when one of them nears the end of the context, whatever the step asks for."""
-    beside = ModelDrafter(Limits(4, 2), COST)
-    beside.ask(step({"a": 1, "b": 1}, {}))
-    assert beside.choose(["a", "b"], [None, None], [[7, 8], [-1, 3]], True) == [[7, 8], []]
-    assert beside.choose(["a", "b"], [None, None], [[7, 8, 9], [7]], True) == [[], [7]]
-    assert beside.choose(["a", "b"], [None, None], [[0] * 4, [0] * 4], True) == [[], []]
+    drafter = ModelDrafter(Limits(4, 2), COST)
+    drafter.ask(step({"a": 1, "b": 1}, {}))
+    assert drafter.choose(["a", "b"], [None, None], [[7, 8], [-1, 3]], True) == [[7, 8], []]
+    assert drafter.choose(["a", "b"], [None, None], [[7, 8, 9], [7]], True) == [[], [7]]
+    assert drafter.choose(["a", "b"], [None, None], [[0] * 4, [0] * 4], True) == [[], []]
 
 
 def test_zeros_are_no_drafts_and_forgotten_with_their_requests() -> None:
-    beside = ModelDrafter(Limits(4, 4), COST)
+    drafter = ModelDrafter(Limits(4, 4), COST)
     for _ in range(FEW + 1):
-        beside.ask(step({"a": 1, "b": 1}, {}))
-        assert beside.choose(["a", "b", "left"], [None] * 3, [[0] * 4] * 3, True) == [[], [], []]
-    beside.ask(step({"a": 1}, {}))
-    assert not beside._gaps.whole("a")
-    assert beside._gaps.whole("left")
+        drafter.ask(step({"a": 1, "b": 1}, {}))
+        assert drafter.choose(["a", "b", "left"], [None] * 3, [[0] * 4] * 3, True) == [[], [], []]
+    drafter.ask(step({"a": 1}, {}))
+    assert not drafter._coverage.covers("a")
+    assert drafter._coverage.covers("left")
 
 
 def test_where_only_the_model_drafts_all_drafts_are_cut_where_they_are_worth_most() -> None:
     """All tokens are reported as the model's. What was right is learned from many drafts together."""
-    beside = ModelDrafter(Limits(8, 8), 0.05)
+    drafter = ModelDrafter(Limits(8, 8), 0.05)
     tokens, lengths = list(range(1, 9)), []
     for _ in range(20 * TOGETHER):
-        beside.ask(step({"a": 1}, {}))
-        (row,) = beside.choose(["a"], [None], [tokens], asked=False)
+        drafter.ask(step({"a": 1}, {}))
+        (row,) = drafter.choose(["a"], [None], [tokens], asked=False)
         lengths.append(len(row))
-        (told,) = beside.learn(step({"a": 1 + len(row)}, {"a": row}), sampled({"a": [1, 2, 99]}))
+        (told,) = drafter.learn(step({"a": 1 + len(row)}, {"a": row}), sampled({"a": [1, 2, 99]}))
         assert tuple(told) == ("a", 0, len(row), 2)
     assert lengths[0] > 2
     assert set(lengths[-2 * TOGETHER :]) == {2}  # the third is always wrong
@@ -270,47 +268,47 @@ def test_what_a_draft_of_the_model_alone_is_worth(price: float) -> None:
 
 
 def test_a_draft_of_token_0_is_one() -> None:
-    beside = ModelDrafter(Limits(1, 1), COST)
+    drafter = ModelDrafter(Limits(1, 1), COST)
     for _ in range(2):  # and the drafter does not count as left out
-        beside.ask(step({"a": 1, "b": 1}, {}))
-        assert beside.choose(["a", "b"], [None, None], [[0], [5]], True) == [[0], [5]]
+        drafter.ask(step({"a": 1, "b": 1}, {}))
+        assert drafter.choose(["a", "b"], [None, None], [[0], [5]], True) == [[0], [5]]
 
 
 def test_the_server_is_told_what_was_verified_of_whose_draft() -> None:
-    beside = ModelDrafter(Limits(16, 3), COST)
-    beside.ask(step({"a": 1, "b": 1, "c": 1, "d": 1}, {}))
+    drafter = ModelDrafter(Limits(16, 3), COST)
+    drafter.ask(step({"a": 1, "b": 1, "c": 1, "d": 1}, {}))
     history = [draft([1, 2], [0.9, 0.9]), None, draft([1, 2], [0.9, 0.05]), draft([5], [0.9])]
-    rows = beside.choose(list("abcd"), history, [[7], [7, 8, 9], [1, 7, 8], []], True)
+    rows = drafter.choose(list("abcd"), history, [[7], [7, 8, 9], [1, 7, 8], []], True)
     assert rows == [[1, 2], [7, 8, 9], [1, 7, 8], [5]]
     verified = dict(zip("abcd", rows, strict=True)) | {"d": []}  # vLLM had no room for d's
     came = {"a": [1, 4], "b": [7, 8, 4], "c": [1, 7, 8, 4], "d": [6]}
-    told = beside.learn(step(dict.fromkeys("abcd", 4), verified), sampled(came))
+    told = drafter.learn(step(dict.fromkeys("abcd", 4), verified), sampled(came))
     assert [tuple(each) for each in told] == [("a", 2, 0, 0), ("b", 0, 3, 2), ("c", 1, 2, 2), ("d", 0, 0, 0)]
 
 
 def test_no_more_of_its_tokens_are_looked_at_than_were_set() -> None:
     """Ngram and suffix drafters make what they find, whatever is set."""
     for tokens, seen in (0, []), (2, [7, 8]):
-        beside = ModelDrafter(Limits(16, tokens, False, False), COST)
-        beside.ask(step({"a": 1}, {}))
-        assert beside.choose(["a"], [None], [[7, 8, 9]], True) == [seen]
+        drafter = ModelDrafter(Limits(16, tokens, False, False), COST)
+        drafter.ask(step({"a": 1}, {}))
+        assert drafter.choose(["a"], [None], [[7, 8, 9]], True) == [seen]
 
 
 def test_a_drafter_that_rests_makes_nothing() -> None:
-    beside = ModelDrafter(Limits(16, 0), COST)
+    drafter = ModelDrafter(Limits(16, 0), COST)
     now = step({"a": 9}, {}, new=["a"])
-    beside.ask(now)
+    drafter.ask(now)
     assert now.num_spec_tokens_to_schedule == REST
-    assert beside.asked is None
+    assert drafter.asked is None
 
 
 def test_what_rests_costs_the_requests_their_drafts() -> None:
-    beside = ModelDrafter(Limits(16, 3), COST)
-    beside._gaps.left_out({"a": True})
-    beside.ask(step({"a": 1}, {}))
-    assert beside.choose(["a"], [None], [[7]], True) == [[]]
-    beside.forget("a")
-    assert beside.choose(["a"], [None], [[7]], True) == [[7]]
+    drafter = ModelDrafter(Limits(16, 3), COST)
+    drafter._coverage.left_out({"a": True})
+    drafter.ask(step({"a": 1}, {}))
+    assert drafter.choose(["a"], [None], [[7]], True) == [[]]
+    drafter.forget("a")
+    assert drafter.choose(["a"], [None], [[7]], True) == [[7]]
 
 
 def test_the_server_is_asked_for_more_where_its_drafts_are_compared() -> None:
@@ -326,8 +324,8 @@ def test_the_server_is_asked_for_more_where_its_drafts_are_compared() -> None:
     assert len(confirmed.tokens) == 5
     assert len(alone.tokens) < 5
     resting, drafting = ModelDrafter(Limits(16, 0), COST), ModelDrafter(Limits(16, 3), COST)
-    assert resting.cost.next() == COST
-    assert drafting.cost.next() == COST * LONGER
+    assert resting.chooser.next() == COST
+    assert drafting.chooser.next() == COST * LONGER
 
 
 class Messages:
@@ -352,10 +350,10 @@ def test_a_drafter_that_rests_leaves_nothing_to_report() -> None:
     messages = Messages()
     sessions = RequestSessions(messages, 16)  # type: ignore[arg-type]
     sessions.begin("a", [1, 2], RequestOptions())
-    beside = ModelDrafter(Limits(16, 3), COST)
+    drafter = ModelDrafter(Limits(16, 3), COST)
     for model in ([], [7, 8, 9], []):
-        beside.ask(step({"a": 1}, {}))
-        (row,) = beside.choose(["a"], [draft([1], [0.2])], [model], True)
-        sessions.verified(beside.learn(step({"a": 1 + len(row)}, {"a": row}), sampled({"a": [*row, 5]})))
+        drafter.ask(step({"a": 1}, {}))
+        (row,) = drafter.choose(["a"], [draft([1], [0.2])], [model], True)
+        sessions.verified(drafter.learn(step({"a": 1 + len(row)}, {"a": row}), sampled({"a": [*row, 5]})))
         sessions.ask([("a", [*row, 5])], 0.05)
     assert messages.reports == [{}, {"verified": [0], "model_drafted": [3], "model_accepted": [3]}, {}]

@@ -13,7 +13,7 @@ import pytest
 
 from histospec.client import AsyncDraftClient, DraftClient, InvalidRequest, Response
 from histospec.client.rollouts import Geometric, SpeculativeRollout
-from histospec.client.rollouts.lenience import lenience_of
+from histospec.client.rollouts.acceptance import lenience_of
 from histospec.client.rollouts.old import ResponseLimits, choose, cut
 from tests.support.clients import texts
 from tests.support.servers import Server, Starter

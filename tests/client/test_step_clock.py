@@ -3,7 +3,7 @@
 import math
 import threading
 
-from histospec.client.vllm.cost import StepClock
+from histospec.client.vllm.choice.prices import StepClock
 
 
 def test_no_lap_across_idleness() -> None:

@@ -131,6 +131,8 @@ def test_rendered_options_add_up(path: Path, tmp_path: Path) -> None:
     assert (str(config.listen), str(config.http), str(config.data_dir)) == ("0.0.0.0:6378", "0.0.0.0:9464", "/data")
     for key, value in (yaml.safe_load(path.read_text()) or {}).get("options", {}).items():
         got = getattr(config, key.replace("-", "_"))
+        if key == "http-hosts":
+            got = [host for host in got if host in value]  # the chart adds the names of its Services
         assert got == value or str(value).endswith("B") or str(got) == str(value).removeprefix("otlp://"), key
 
 

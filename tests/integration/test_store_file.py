@@ -90,7 +90,7 @@ def test_a_server_whose_file_is_not_up_to_date_yet_waits_for_it(
         (None, "No such file or directory"),
         ("", "a Redis URL must start with one of redis://"),
         ("sqlite", "a Redis URL must start with one of redis://"),
-        (f"redis://:{WRONG}@host:port", "'host:port' is not of the form host:port"),
+        (f"redis://:{WRONG}@host:port", "a server is not of the form host:port"),
         (f"redis://:{WRONG}/@host:1", "the password has one of / ? # [ ]; write %2F %3F %23 %5B %5D instead"),
         (f"rediss://:{WRONG}@host:1?ca=/nowhere", "ca: /nowhere: no such file or directory; give a file of certif"),
     ],

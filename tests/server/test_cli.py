@@ -56,7 +56,7 @@ def test_doctor_is_one_of_them(server: Server, monkeypatch: pytest.MonkeyPatch) 
         (("--endpoint", "here", "--namespace", "run"), "endpoint: 'here' is not of the form host:port or name="),
         (("--timeout", "0"), "argument --timeout: must be a number of seconds, above 0 and at most 3600, is '0'"),
         (("--sequences", "many"), "argument --sequences: must be a whole number from 1, is 'many'"),
-        (("--namespaec", "x"), "unrecognized arguments: --namespaec x; see histospec doctor --help"),
+        (("--namespaec", "x"), "unrecognized arguments: --namespaec; see histospec doctor --help"),
         (("--token-file", "/none"), "HISTOSPEC_TOKEN_FILE: cannot read /none: No such file or directory"),
         (("--tls-ca", "/none"), "tls: cannot read /none: No such file or directory"),
         (("--tls-cert", "/none"), "tls: a client certificate needs its key, and a key its certificate"),

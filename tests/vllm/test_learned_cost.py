@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from histospec.client import DraftClient
-from histospec.client.vllm.cost.learned import PLAIN
+from histospec.client.vllm.choice.modes import NOTHING, SERVER
 from histospec.protocol.costs import NOTHING_PAYS
 from tests.support.clients import texts
 from tests.support.servers import Server
@@ -31,7 +31,7 @@ def test_learned_and_shown(
     engine: Callable[..., Any], shared_server: Server, prompts: list[list[int]], shown: Callable[..., Any]
 ) -> None:
     rollouts = engine(shared_server.endpoint)
-    cost = rollouts.scheduler._cost
+    cost = rollouts.scheduler._chooser
     assert not cost.learned
     assert rollouts.scheduler._clock._now is time.process_time  # the model computes here, on the CPU
     for _ in range(60):
@@ -62,13 +62,13 @@ def test_no_time_is_taken_across_idleness(
     """Between two rollouts a trainer learns for minutes; the first step after it has no duration."""
     rollouts = engine(shared_server.endpoint)
     told: list[Any] = []
-    observe = rollouts.scheduler._cost.observe
+    observe = rollouts.scheduler._chooser.observe
 
     def noting(seconds: float, *others: Any, **more: Any) -> None:
         told.append(seconds)
         observe(seconds, *others, **more)
 
-    rollouts.scheduler._cost.observe = noting
+    rollouts.scheduler._chooser.observe = noting
     for _ in range(2):
         rollouts.generate(prompts, max_tokens=5)
         told.append("idle")
@@ -110,7 +110,7 @@ def test_drafts_come_and_go(
     """Runs of steps with and without drafts, of every length: sessions catch up, exactly."""
     rollouts = engine(shared_server.endpoint)
     told = (0.02 if (step // run) % 2 else None for run in range(1, 30) for step in range(6 * run))
-    rollouts.scheduler._cost.next = lambda: next(told)
+    rollouts.scheduler._chooser.next = lambda: next(told)
     for _ in range(3):
         assert rollouts.generate(prompts) == expected
     assert rollouts.counter("spec_decode_num_accepted_tokens") > 0
@@ -120,11 +120,12 @@ def test_drafts_come_and_go(
         assert texts(client.history(prompt)) == group * 3
 
 
-def silence(cost: Any) -> None:
+def silence(chooser: Any) -> None:
     """Makes drafts seem not to pay, with the next trial far away."""
-    for size in cost._sizes.values():
-        size.asks, size.judged_at = False, cost._size
-        size.until, size.plain_steps = cost._number + 10**6, PLAIN
+    chooser._back = None
+    chooser._enter(NOTHING)
+    for _ in range(5):
+        chooser._pauses.tried(SERVER, chooser._number, rests=False)
 
 
 def test_drafts_that_nothing_verifies_say_that_drafts_pay(
@@ -132,10 +133,10 @@ def test_drafts_that_nothing_verifies_say_that_drafts_pay(
 ) -> None:
     rollouts = engine(shared_server.endpoint)
     assert rollouts.generate(prompts) == expected  # from now on its history knows everything
-    cost, before = rollouts.scheduler._cost, rollouts.counter("spec_decode_num_draft_tokens")
+    cost, before = rollouts.scheduler._chooser, rollouts.counter("spec_decode_num_draft_tokens")
     silence(cost)
     assert rollouts.generate(prompts) == expected
-    assert cost._promise.tokens > 3
+    assert cost._worth.promise.tokens > 3
     assert rollouts.counter("spec_decode_num_draft_tokens") > before
 
 
@@ -149,12 +150,13 @@ def test_drafts_that_nothing_verifies_are_counted_as_such(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The server counts none of them as drafted, shows the cost at which none is, and loses no token."""
-    monkeypatch.setattr("histospec.client.vllm.scheduler.TELL_SECONDS", 0.0)  # a message with each step
+    monkeypatch.setattr("histospec.client.vllm.scheduler.REPORT_SECONDS", 0.0)  # a message with each step
     rollouts = engine(shared_server.endpoint)
     assert rollouts.generate(prompts) == expected
     promised: list[Any] = []
-    silence(rollouts.scheduler._cost)
-    rollouts.scheduler._cost.promised = promised.append
+    silence(rollouts.scheduler._chooser)
+    rollouts.scheduler._chooser.promised = promised.append
+    rollouts.scheduler._chooser._pauses.may_try = lambda *_: False  # also where the batch becomes smaller
     of = f'{{namespace="{namespace}"}}'
     before = shared_server.metrics()
     assert rollouts.generate(prompts) == expected

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from histospec.client import DraftClient, Response
-from histospec.client.vllm.model_drafter.ways import BARE, BOTH, MODEL, SERVER, Way
+from histospec.client.vllm.choice.modes import BOTH, DRAFTER, NOTHING, SERVER, Mode
 from tests.support.clients import texts
 from tests.support.servers import Server
 from tests.support.told import Told
@@ -200,7 +200,7 @@ def test_how_much_the_drafter_makes(
     assert (told.history > 0) == (tokens != "0")  # without the model's drafts there is nothing to report
 
 
-def test_ways_of_drafting_come_and_go(
+def test_modes_of_drafting_come_and_go(
     both: Callable[..., Any],
     truth: Callable[..., Any],
     shared_server: Server,
@@ -208,26 +208,26 @@ def test_ways_of_drafting_come_and_go(
     make_client: Callable[[str], DraftClient],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Runs of steps in each of the four ways, of every length: output and history stay exact."""
+    """Runs of steps in each of the four modes, of every length: output and history stay exact."""
     monkeypatch.delenv("HISTOSPEC_VERIFY_COST")
     monkeypatch.setenv("HISTOSPEC_MODEL_DRAFT_TOKENS", "auto")
     expected = truth(prompts, max_tokens=LONG)
     rollouts = both(shared_server.endpoint)
-    told, steering = Told(rollouts), rollouts.scheduler._cost
-    runs = ((way, run) for run in itertools.count(1) for way in (MODEL, SERVER, BARE, BOTH))
-    ways = (way for way, run in runs for _ in range(run))
-    taken: set[Way] = set()
+    told, chooser = Told(rollouts), rollouts.scheduler._chooser
+    runs = ((mode, run) for run in itertools.count(1) for mode in (DRAFTER, SERVER, NOTHING, BOTH))
+    modes = (mode for mode, run in runs for _ in range(run))
+    taken: set[Mode] = set()
 
     def observe(*_: Any) -> None:
-        steering._enter(next(ways))
-        taken.add(steering._way)
+        chooser._enter(next(modes))
+        taken.add(chooser._mode)
 
-    monkeypatch.setattr(steering, "observe", observe)
-    monkeypatch.setattr(steering, "passes", lambda: False)
-    monkeypatch.setattr(steering, "_begin_requests", lambda: None)
+    monkeypatch.setattr(chooser, "observe", observe)
+    monkeypatch.setattr(chooser, "passes", lambda: False)
+    monkeypatch.setattr(chooser, "_begin_requests", lambda: None)
     for _ in range(3):
         assert rollouts.generate(prompts, max_tokens=LONG) == expected
-    assert taken == {BARE, SERVER, MODEL, BOTH}
+    assert taken == {NOTHING, SERVER, DRAFTER, BOTH}
     assert told.drafted > 0
     assert told.history > 0
     rollouts.close()  # the last commits are out by now

@@ -17,7 +17,7 @@ from importlib import import_module
 from types import SimpleNamespace
 
 from histospec.client.vllm import settings
-from histospec.client.vllm.patches import PATCHES, plugin, sampling, weight_versions, workers
+from histospec.client.vllm.patches import PATCHES, plugin, sampling, weight_versions
 from histospec.client.vllm.patches.replacing import is_replaced
 
 def owner(symbol):
@@ -48,7 +48,7 @@ for _ in range(2):
             scheduler_config=SimpleNamespace(scheduler_cls=name),
             speculative_config=SimpleNamespace(method="draft_model", model="a/drafter"),
         )
-        workers.preparing(lambda self, vllm_config: None)(None, config)
+        plugin.preparing(lambda self, vllm_config: None)(None, config)
         said.setdefault(f"in a worker of {name}", replaced())
     weight_versions.install()
     plugin.register()

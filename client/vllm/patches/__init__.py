@@ -37,7 +37,7 @@ class Patch(NamedTuple):
 PATCHES = (
     Patch(
         symbol="vllm.v1.worker.worker_base:WorkerBase.__init__",
-        room="workers",
+        room="plugin",
         installed_by="the plug-in",
         versions="run with 0.27, 0.29 and 0.32",
         why="a plug-in cannot see whether the engine drafts with HistoSpec; the next three patches depend on it",

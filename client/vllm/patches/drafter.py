@@ -10,7 +10,7 @@ import importlib
 import logging
 from typing import Any
 
-from histospec.client.vllm.model_drafter.ways import REST
+from histospec.client.vllm.choice.modes import REST
 from histospec.client.vllm.patches.replacing import is_replaced, parameters, replace
 
 logger = logging.getLogger("histospec.vllm")

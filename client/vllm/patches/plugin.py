@@ -1,10 +1,23 @@
-"""The plug-in that vLLM loads in each of its processes (entry point vllm.general_plugins)."""
+"""The plug-in that vLLM loads in each of its processes (entry point vllm.general_plugins).
 
+It prepares the workers of engines with HistoSpec's scheduler or proposer. vLLM loads it before it creates the worker,
+and the engine's scheduler is known only then.
+"""
+
+import functools
+import importlib
+import logging
 import os
+from typing import Any
 
-from histospec.client.vllm import logs
-from histospec.client.vllm.config import samples_coupled
-from histospec.client.vllm.patches import workers
+from histospec.client.vllm import logs, settings
+from histospec.client.vllm.config import AdapterConfig, samples_coupled
+from histospec.client.vllm.patches import cpu, drafter, undrafted
+from histospec.client.vllm.patches.replacing import is_replaced, replace
+
+logger = logging.getLogger("histospec.vllm")
+
+OURS = "histospec.client.vllm"
 
 
 def register() -> None:
@@ -14,10 +27,55 @@ def register() -> None:
         ValueError: HISTOSPEC_SAMPLING is invalid.
         RuntimeError: this vLLM does not fit coupled sampling. A run without it would not show that it is missing.
     """
-    workers.install()
+    install()
     if samples_coupled():
         logs.join_vllm()
         os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")  # V2 has another sampler
         from histospec.client.vllm.patches import sampling
 
         sampling.install()
+
+
+def install() -> None:
+    """Prepares every worker of this process when it is created, at most once per process.
+
+    vLLM also loads the plug-in for engines without HistoSpec; their workers stay unchanged.
+    """
+    try:
+        worker: Any = importlib.import_module("vllm.v1.worker.worker_base").WorkerBase
+    except (ImportError, AttributeError):
+        logger.warning("HistoSpec: this vLLM has no WorkerBase; its workers stay unchanged")
+        return
+    if not is_replaced(worker, "__init__"):
+        replace(worker, "__init__", preparing(worker.__init__))
+
+
+def preparing(make: Any) -> Any:
+    """Returns `WorkerBase.__init__` that first checks the settings and installs the workers' patches."""
+
+    @functools.wraps(make)
+    def prepare(self: Any, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
+        if drafts_here(vllm_config):
+            settings.check(vllm_config)  # fails before the model is loaded
+            logs.join_vllm()
+            if AdapterConfig.from_environment().cpu_fix:
+                cpu.install()
+            undrafted.install()
+            if vllm_config.speculative_config.method != "custom_class":
+                drafter.install()
+        make(self, vllm_config, *args, **kwargs)
+
+    return prepare
+
+
+def drafts_here(vllm_config: Any) -> bool:
+    """Returns whether an engine has HistoSpecScheduler, a subclass of it, or HistoSpecProposer."""
+    speculative, scheduler = vllm_config.speculative_config, vllm_config.scheduler_config.scheduler_cls
+    if speculative is not None and str(speculative.model).startswith(OURS):
+        return True
+    if isinstance(scheduler, str):
+        if scheduler.startswith(OURS):
+            return True
+        module, _, name = scheduler.rpartition(".")
+        scheduler = getattr(importlib.import_module(module), name)
+    return any(base.__module__.startswith(OURS) for base in getattr(scheduler, "__mro__", ()))

@@ -93,6 +93,22 @@ app.kubernetes.io/part-of: {{ include "histospec.fullname" . }}
 {{ include "histospec.fullname" . }}{{ if ne .Values.service.type "ClusterIP" }}-http{{ end }}
 {{- end }}
 
+{{- /* The host names of the HTTP port, as a TOML list: those of the Services and their pods, then the user's. */}}
+{{- define "histospec.httpHosts" -}}
+{{- $hosts := list }}
+{{- $headless := printf "%s-headless" (include "histospec.fullname" .) }}
+{{- $services := list (include "histospec.fullname" .) (include "histospec.httpService" .) }}
+{{- if eq .Values.mode "statefulset" }}
+{{- $services = concat $services (list $headless (printf "*.%s" $headless)) }}
+{{- end }}
+{{- range $service := uniq $services }}
+{{- range list "" ".NAMESPACE" ".NAMESPACE.svc" ".NAMESPACE.svc.cluster.local" }}
+{{- $hosts = append $hosts (printf "%s%s" $service (replace "NAMESPACE" $.Release.Namespace .)) }}
+{{- end }}
+{{- end }}
+{{- concat $hosts (index .Values.options "http-hosts" | default list) | toJson }}
+{{- end }}
+
 {{- /* Whether each shard has a persistent volume. */}}
 {{- define "histospec.claims" -}}
 {{- if and (eq .Values.mode "statefulset") (eq .Values.store.kind "sqlite") .Values.persistence.enabled }}true{{ end }}

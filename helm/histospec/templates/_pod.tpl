@@ -217,7 +217,9 @@ tls-client-ca = "/etc/histospec/client-ca/ca.crt"
 {{- if not (include "histospec.guarded" .) }}
 insecure = true
 {{- end }}
-{{- range $key, $value := omit .Values.options "disk" "memory" }}
+# The names of the Services, at which the HTTP port answers besides the pod's address.
+http-hosts = {{ include "histospec.httpHosts" . }}
+{{- range $key, $value := omit .Values.options "disk" "memory" "http-hosts" }}
 {{ $key }} = {{ toJson $value }}
 {{- end }}
 {{- end }}

@@ -28,7 +28,7 @@ class Location(NamedTuple):
 
     @classmethod
     def parse(cls, url: str) -> "Location":
-        """Parses a URL. Raises ValueError with a sentence that contains no part of a password."""
+        """Parses a URL. Raises ValueError with a sentence that contains no part of the URL."""
         try:
             parts = urlsplit(url)
         except ValueError:  # its text quotes the URL
@@ -41,13 +41,13 @@ class Location(NamedTuple):
         who, _, where = parts.netloc.rpartition("@")
         username, _, password = who.partition(":")
         options = parse_qs(parts.query)
-        if unknown := options.keys() - {"replicas", "ca"}:
-            raise ValueError(f"unknown option {min(unknown)!r}; known are replicas and ca")
+        if options.keys() - {"replicas", "ca"}:
+            raise ValueError("unknown option after the ?; known are replicas and ca")
         replicas = options.get("replicas", ["0"])[-1]
         database = parts.path.strip("/") or "0"
         cluster = parts.scheme.endswith("+cluster")
         if not replicas.isdecimal():
-            raise ValueError(f"replicas: must be a number, is {replicas!r}")
+            raise ValueError("replicas: must be a number")
         if not database.isdecimal() or (cluster and database != "0"):
             raise ValueError(f"database: must be {'0, the only one of a Cluster' if cluster else 'a number'}")
         nodes = tuple(_node(node) for node in where.split(","))
@@ -57,6 +57,13 @@ class Location(NamedTuple):
             nodes, cluster, parts.scheme.startswith("rediss"), options.get("ca", [None])[-1], unquote(username) or None,
             unquote(password) or None, int(database), int(replicas),
         )  # fmt: skip
+
+    def without_password(self, text: object) -> str:
+        """Returns a text without the password: an old server quotes the command that it refuses."""
+        return str(text).replace(self.password, "…") if self.password else str(text)
+
+    def __repr__(self) -> str:
+        return str(self)
 
     def __str__(self) -> str:
         """Returns the URL without secrets."""
@@ -69,5 +76,5 @@ def _node(text: str) -> tuple[str, int]:
     if not colon:
         host, port = text, "6379"
     if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
-        raise ValueError(f"{text!r} is not of the form host:port")
+        raise ValueError("a server is not of the form host:port; give redis://HOST:PORT")
     return host.strip("[]"), int(port)

@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import redis
@@ -89,6 +90,14 @@ class Servers:
         Raises:
             redis.RedisError: the servers are not known.
         """
+        with self._hidden_password():
+            answers = self._each(commands, replicas)
+        for answer in answers:
+            if isinstance(answer, redis.RedisError):
+                self._hide_password(answer)
+        return answers
+
+    def _each(self, commands: Sequence[Command], replicas: bool) -> list[Any]:
         location, client = self._connected()
         wait = location.replicas if replicas else 0
         if not location.cluster:
@@ -121,7 +130,8 @@ class Servers:
             cursor = 0
             while True:
                 try:
-                    cursor, found = node.scan(cursor, match=pattern, count=SCANNED)
+                    with self._hidden_password():
+                        cursor, found = node.scan(cursor, match=pattern, count=SCANNED)
                 except TRANSIENT:
                     self._disconnect()  # another server may be the primary by now
                     raise
@@ -135,10 +145,23 @@ class Servers:
         Raises:
             redis.RedisError: a server does not answer, or does not allow this user to ask.
         """
-        location, client = self._connected()
-        if not location.cluster:
-            return [client.info("memory")]
-        return [client.get_redis_connection(node).info("memory") for node in client.get_primaries()]
+        with self._hidden_password():
+            location, client = self._connected()
+            if not location.cluster:
+                return [client.info("memory")]
+            return [client.get_redis_connection(node).info("memory") for node in client.get_primaries()]
+
+    @contextmanager
+    def _hidden_password(self) -> Iterator[None]:
+        """Removes the password from errors: an old server or a proxy quotes the command that it refuses."""
+        try:
+            yield
+        except redis.RedisError as error:
+            self._hide_password(error)
+            raise
+
+    def _hide_password(self, error: redis.RedisError) -> None:
+        error.args = tuple(self._location.without_password(one) for one in error.args)
 
     def _connected(self) -> tuple[Location, Any]:
         """Returns the current location of the store, and the redis-py client for it."""
@@ -236,6 +259,8 @@ class Memory:
         self._known: tuple[int | None, int | None] = (None, None)
         self.evicts = ""
         """The `maxmemory-policy` of a server that deletes keys when it is full; empty if there is none."""
+        self.outage = ""
+        """Why Redis did not answer; empty if it did."""
 
     def look(self) -> tuple[int | None, int | None]:
         """Returns the bytes in use and the limit; None if Redis has not answered or has no limit. May ask again."""
@@ -256,8 +281,11 @@ class Memory:
             if evicts and not self.evicts:
                 log.warning("Redis deletes stored responses when it is full; set noeviction", maxmemory_policy=evicts)
             self.evicts = evicts
+            self.outage = ""
         except (redis.RedisError, OSError, LookupError, ValueError) as error:  # unreachable, or not allowed to answer
             self._known = (None, None)
+            away = isinstance(error, TRANSIENT)
+            self.outage = f"Redis does not answer ({error}); it is asked again every few seconds" if away else ""
             log.debug("Redis does not report its memory", reason=str(error))
         finally:
             with self._lock:

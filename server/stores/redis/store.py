@@ -174,6 +174,12 @@ class RedisStore(Store):
         policy = self._memory.evicts
         return f"maxmemory-policy of Redis is {policy}; set noeviction" if policy else ""
 
+    @property
+    def outage(self) -> str:
+        """See Store. Returns what was last seen; asks Redis at most every ten seconds."""
+        self._memory.look()
+        return self._memory.outage
+
     def append(self, batch: ResponseBatch) -> "Future[None]":
         """See Store."""
         return self._writer.submit(_Append(batch), batch.size)

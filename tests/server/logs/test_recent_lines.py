@@ -4,7 +4,8 @@ from typing import Any
 
 import structlog
 
-from histospec.server.logs.lines import LINES, LONGEST, RecentLines, without_secrets
+from histospec.protocol.redaction import without_secrets
+from histospec.server.logs.lines import LINES, LONGEST, RecentLines
 
 
 def _whole(logger: object, method: str, line: Any) -> Any:

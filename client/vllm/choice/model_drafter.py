@@ -3,18 +3,16 @@
 The drafter of a step runs after its forward pass, so vLLM verifies its tokens in the next step.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from histospec.client.vllm.model_drafter.choice import Choice, Row
-from histospec.client.vllm.model_drafter.gains import LevelGains
-from histospec.client.vllm.model_drafter.gaps import Gaps
-from histospec.client.vllm.model_drafter.outcomes import levels
-from histospec.client.vllm.model_drafter.steering import Steering
-from histospec.client.vllm.model_drafter.ways import REST, Limits
+from histospec.client.vllm.choice.chooser import ModeChooser
+from histospec.client.vllm.choice.drafts import Choice, Row, levels
+from histospec.client.vllm.choice.modes import REST, Limits
+from histospec.client.vllm.choice.worth import LevelGains
 from histospec.client.vllm.patches import drafter
 
 if TYPE_CHECKING:
@@ -25,6 +23,10 @@ VARIABLE = frozenset(("draft_model", "eagle", "eagle3", "mtp"))
 """Methods whose drafters make as many tokens as a step says. Others make `num_speculative_tokens` or fewer."""
 
 LOOKED_AT = 4  # one in 4 of the steps in which only the server drafts is looked at
+
+FEW = 16  # steps of a request that the drafter may have missed
+HEALS = 16  # steps with the drafter after which one missed step counts no more
+NO_PROMPT = 1 << 20  # a missed prompt counts as this many steps
 
 
 class Verified(NamedTuple):
@@ -43,16 +45,67 @@ class Verified(NamedTuple):
     accepted: int
 
 
+class DrafterCoverage:
+    """The steps of each request that the drafter has missed. Not thread-safe.
+
+    A resting drafter also skips its first pass, which computes the keys and values that later passes read. Its drafts
+    for requests that ran during a rest of many steps would be poor, so these get none. A short gap matters less the
+    more text follows it.
+    """
+
+    def __init__(self) -> None:
+        self._missed: dict[str, tuple[int, int]] = {}  # steps, and the number of steps with the drafter until then
+        self._ran = 0  # steps with the drafter
+        self._left_out = False  # whether it missed prompts since the cache was last emptied
+
+    def ran(self) -> None:
+        """Notes a step with the drafter."""
+        self._ran += 1
+
+    def left_out(self, requests: Mapping[str, bool]) -> None:
+        """Notes a step without the drafter's first pass: its requests, and whether it read part of their prompts."""
+        for request, prompt in requests.items():
+            self._missed[request] = self._count(request) + (NO_PROMPT if prompt else 1), self._ran
+            self._left_out |= prompt
+
+    def cached(self, request: str) -> None:
+        """Notes that part of a prompt came from the cache: the drafter may have rested when it was computed."""
+        if self._left_out:
+            self._missed[request] = NO_PROMPT, self._ran
+
+    def emptied(self) -> None:
+        """Notes that the cache of prompts is empty."""
+        self._left_out = False
+
+    def covers(self, request: str) -> bool:
+        """Returns whether the drafter has made a pass over the request's text, except for at most FEW steps."""
+        return self._count(request) <= FEW
+
+    def share(self, requests: Collection[str]) -> float:
+        """Returns the share of the requests that are covered; 1 if there are none."""
+        if not self._missed or not requests:
+            return 1.0
+        return sum(map(self.covers, requests)) / len(requests)
+
+    def forget(self, request: str) -> None:
+        """Removes a request that has left."""
+        self._missed.pop(request, None)
+
+    def _count(self, request: str) -> int:
+        missed, at = self._missed.get(request, (0, 0))
+        return missed if missed >= NO_PROMPT else max(0, missed - (self._ran - at) // HEALS)
+
+
 class ModelDrafter:
     """Combines the drafts of the model's own drafter with those of the server. Not thread-safe."""
 
     def __init__(self, limits: Limits, verify_cost: float | None = None) -> None:
-        """Takes what the drafter can do. `verify_cost`: as for Steering."""
+        """Takes what the drafter can do. `verify_cost`: as for ModeChooser."""
         self._limits = limits
         self._choice = Choice(limits.longest)
         self._gains = LevelGains(limits.longest)
-        self._gaps = Gaps()
-        self.cost = Steering(self._choice.outcomes, self._gains, limits, verify_cost)
+        self._coverage = DrafterCoverage()
+        self.chooser = ModeChooser(verify_cost, limits, (self._choice.outcomes, self._gains))
         self._asked = limits.longest  # tokens of the next drafts
         self._rows: dict[str, Row] = {}  # the drafts that vLLM is verifying
         self._alone = False  # whether only the model drafted them
@@ -72,18 +125,18 @@ class ModelDrafter:
         prompts = {r: n - len(verified.get(r, ())) > 1 for r, n in step.num_scheduled_tokens.items()}
         for new in step.scheduled_new_reqs:
             if new.num_computed_tokens:
-                self._gaps.cached(new.req_id)
-        self.cost.read = self._gaps.share(prompts)
-        self._asked = self.cost.number(len(prompts), any(prompts.values()))
-        if self._limits.told:
+                self._coverage.cached(new.req_id)
+        self.chooser.read = self._coverage.share(prompts)
+        self._asked = self.chooser.number(len(prompts), any(prompts.values()))
+        if self._limits.follows_steps:
             step.num_spec_tokens_to_schedule = self._asked
         if self._zeroed:  # those that have not left since
-            self._gaps.left_out({request: False for request in self._zeroed if request in prompts})
+            self._coverage.left_out({request: False for request in self._zeroed if request in prompts})
             self._zeroed = ()
         if self._asked == REST:
-            self._gaps.left_out(prompts)
+            self._coverage.left_out(prompts)
         else:
-            self._gaps.ran()
+            self._coverage.ran()
 
     def probed(self, drafts: "Sequence[Draft]") -> None:
         """Learns from drafts of the server that no step verifies."""
@@ -118,11 +171,11 @@ class ModelDrafter:
             return [[] if draft is None else draft.tokens.tolist() for draft in history]
         if not asked:
             self._rows, self._alone = {}, True
-            return self._choice.alone(drafts, self.cost.price)
+            return self._choice.alone(drafts, self.chooser.price)
         self._alone = False
-        chosen, gains = self._choice.choose(requests, history, drafts, self.cost.price)
+        chosen, gains = self._choice.choose(requests, history, drafts, self.chooser.price)
         self._gains.saw_levels(gains.level)
-        self._gains.saw(gains, np.array([self._gaps.whole(request) for request in requests]))
+        self._gains.saw(gains, np.array([self._coverage.covers(request) for request in requests]))
         self._rows = dict(zip(requests, chosen, strict=True))
         return [row.tokens for row in chosen]
 
@@ -156,15 +209,15 @@ class ModelDrafter:
     def forget(self, request: str) -> None:
         """Removes a request that has left."""
         self._choice.forget(request)
-        self._gaps.forget(request)
+        self._coverage.forget(request)
 
     def emptied(self) -> None:
         """Notes that vLLM's cache of prompts is empty."""
-        self._gaps.emptied()
+        self._coverage.emptied()
 
     def _made(self, row: Sequence[int], request: str) -> Sequence[int]:
         """Returns the draft of the model; an empty one if it is poor or not a draft."""
-        usable = len(row) <= self._asked and min(row, default=0) >= 0 and self._gaps.whole(request)
+        usable = len(row) <= self._asked and min(row, default=0) >= 0 and self._coverage.covers(request)
         return row[: self._limits.most] if usable else ()
 
 
@@ -172,7 +225,7 @@ def model_drafter(vllm_config: Any, tokens: int | None, verify_cost: float | Non
     """Returns the ModelDrafter for the engine of a VllmConfig; None if only the server drafts.
 
     If data-parallel ranks share a model's layers, all of them have to make the same passes, so nothing varies.
-    `tokens`: see `fixed` of Limits. `verify_cost`: see Steering.
+    `tokens`: see `fixed` of Limits. `verify_cost`: see ModeChooser.
     """
     speculative = vllm_config.speculative_config
     if speculative.method == "custom_class":

@@ -1,4 +1,4 @@
-"""Fits the price of a step to the work in it, while the engine runs.
+"""Measures the time of steps, and fits the price of a step to the work in it, while the engine runs.
 
 A decoding step of B sequences takes
 
@@ -17,44 +17,60 @@ The code uses lists: between two steps of an engine, they take half the time of 
 """
 
 import math
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from operator import mul
+from typing import NamedTuple
 
 from histospec.protocol.costs import DEFAULT_VERIFY_COST
 
-# The order of the state: the logarithm of T, then the prices.
-ASK, VERIFY, TOKEN, FIRST_PASS, MODEL_TOKEN = PRICES = range(1, 6)
-STATE = range(6)
-START = (0.0, 0.05, 0.05, DEFAULT_VERIFY_COST, 0.5, 0.1)
-SPREAD = (1.0, 0.3, 0.3, 0.5, 0.5, 0.25)  # standard deviations of START
-DRIFT = (0.01, 0.001, 0.001, 0.003, 0.001, 0.001)  # standard deviations of their change in one step
-LONGEST_DRIFT = 1000  # steps
 
-BATCH_DRIFT = 0.7  # drift of T if the batch changes by a factor of e
-OTHER_SIZE = (0.0, 0.05, 0.05, 0.05, 0.1, 0.05)  # difference of prices to those of a batch sqrt(2) times as large,
-OTHER_SHARE = 0.2  # plus this share of the prices
-FARTHEST = 4.0  # sizes; beyond this distance the difference grows no more
+class StepClock:
+    """Measures from the end of one step to the end of the next.
 
-LOOSER = 0.1  # standard deviation
+    If the model computes in this process, on its CPU, the clock is CPU time, so that other programs on the machine do
+    not count as a cost of drafts. Otherwise it is wall-clock time.
 
-FIRST_NOISE = 1.5  # standard deviation of a step's time, relative
-LEAST_NOISE = 0.01
-NOISE_MEMORY = 4, 32  # steps: at first, and later
-TAIL = 3.0  # standard deviations to which errors are clipped
-LEAST_PRICE = 0.1
+    On a CPU, the first step with a number of tokens takes 1.5 to 3 times as long as later ones: oneDNN compiles
+    kernels for this number.
+    """
 
-LOWEST, HIGHEST = 0.01, 1.0  # cost to ask for drafts with
+    def __init__(self, computes_here: bool) -> None:
+        """`computes_here`: whether the model's forward passes run in this process, on the CPU."""
+        self._now: Callable[[], float] = time.process_time if computes_here else time.perf_counter
+        self._last = math.inf
+        self._compiled: set[int] | None = set() if computes_here else None
 
-KNOWN = 0.1  # a price is known if its standard deviation is at most this, or this share of the price:
-KNOWN_SHARE = 0.3
-SURE = 0.01  # as KNOWN, for the price at which drafts no longer vary to learn it
+    def compiles(self, tokens: int) -> bool:
+        """Returns whether a step compiles kernels, because it is the first with this number of tokens."""
+        if self._compiled is None or tokens in self._compiled:
+            return False
+        self._compiled.add(tokens)
+        return True
+
+    def lap(self) -> float:
+        """Returns the seconds since the last lap; -inf if there was none since the engine was idle."""
+        now = self._now()
+        seconds, self._last = now - self._last, now
+        return seconds
+
+    def idle(self) -> None:
+        """Notes that the engine is idle, so that the next lap has no start."""
+        self._last = math.inf
 
 
-Looks = tuple[float, ...]
-"""The work of a step in six numbers: 1, then the factors of the five prices."""
+class StepWork(NamedTuple):
+    """The work of a step: the factors of T and of the five prices. Also the prices themselves, in this order."""
+
+    plain: float = 1.0
+    ask: float = 0.0
+    verify: float = 0.0
+    token: float = 0.0
+    first_pass: float = 0.0
+    model_token: float = 0.0
 
 
-def looks_of(asked: bool, drafted: float, model_tokens: int | None) -> Looks:
+def work_of(asked: bool, drafted: float, model_tokens: int | None) -> StepWork:
     """Returns the work of a step.
 
     Args:
@@ -62,11 +78,30 @@ def looks_of(asked: bool, drafted: float, model_tokens: int | None) -> Looks:
         drafted: drafted tokens that it verified, per sequence.
         model_tokens: tokens that the model's drafter made for each sequence; None: it did not run.
     """
-    return 1.0, float(asked), float(drafted > 0), drafted, float(model_tokens is not None), float(model_tokens or 0)
+    runs = model_tokens is not None
+    return StepWork(1.0, float(asked), float(drafted > 0), drafted, float(runs), float(model_tokens or 0))
 
 
-NOTHING = looks_of(False, 0.0, None)
-"""The work of a step without drafts."""
+TOKEN, FIRST_PASS, MODEL_TOKEN = 3, 4, 5
+STATE = range(6)  # the logarithm of T, then the prices
+PRICES = STATE[1:]
+START = StepWork(0.0, 0.05, 0.05, DEFAULT_VERIFY_COST, 0.5, 0.1)
+SPREAD = StepWork(1.0, 0.3, 0.3, 0.5, 0.5, 0.25)  # standard deviations of START
+DRIFT = StepWork(0.01, 0.001, 0.001, 0.003, 0.001, 0.001)  # standard deviations of their change in one step
+BATCH_DRIFT = 0.7  # drift of T if the batch changes by a factor of e
+OTHER_SIZE = (0.0, 0.05, 0.05, 0.05, 0.1, 0.05)  # difference of prices to those of a batch sqrt(2) times as large,
+OTHER_SHARE = 0.2  # plus this share of the prices
+
+FIRST_NOISE, LEAST_NOISE = 1.5, 0.01
+"""Standard deviation of a step's time, relative: at first, and at least. With 0.3, a first step that another program
+slowed down is trusted for thousands of steps."""
+NOISE_MEMORY = 4, 32  # steps: at first, and later
+TAIL = 3.0  # standard deviations to which errors are clipped
+
+LOWEST, HIGHEST = 0.01, 1.0  # cost to ask for drafts with
+
+KNOWN_SHARE = 0.3  # a price is known if its standard deviation is at most this share of it,
+KNOWN, SURE = 0.1, 0.01  # or this; SURE: for the price at which drafts no longer vary to learn it
 
 
 def half_octaves(sequences: int) -> int:
@@ -89,39 +124,46 @@ class StepPrices:
             self._state, self.noise = other._state.copy(), other.noise
             for i in PRICES:
                 self._spread[i][1:] = other._spread[i][1:]
-                away = (OTHER_SIZE[i] + OTHER_SHARE * other._state[i]) ** 2 * min(distance, FARTHEST)
+                away = (OTHER_SIZE[i] + OTHER_SHARE * other._state[i]) ** 2 * distance
                 known = self._spread[i][i]
                 self._spread[i][i] = max(known, min(known + away, max(SPREAD[i] ** 2, away)))
         if token is not None:
             self._state[TOKEN], self._drift[TOKEN] = token, 0.0
             for i in STATE:
                 self._spread[i][TOKEN] = self._spread[TOKEN][i] = 0.0
-        self._plain: bool = other is not None and other._plain
+        self.plain_known: bool = other is not None and other.plain_known
+        """Whether a step without drafts was measured, whose time is the unit of the prices."""
+        self.steps = 0
+        """How many steps were observed."""
         self._number = -1  # number of the newest step; negative: T is not known yet
-        self._steps = 0
         self._sequences = 1
+        self._all_plain = True  # whether no step drafted so far
 
-    def observe(self, number: int, seconds: float, sequences: int, looks: Looks) -> None:
+    def observe(self, number: int, seconds: float, sequences: int, work: StepWork) -> None:
         """Learns from a decoding step.
 
         Args:
             number: the step's number; numbers may have gaps.
             seconds: the time of the step, above 0 and finite.
             sequences: the size of the batch, at least 1.
-            looks: the work of the step.
+            work: the work of the step.
         """
-        price = self.price(looks)
+        price = self.price(work)
+        first, later = NOISE_MEMORY
+        plain, unit = not any(work[1:]), math.log(seconds / price)
         if self._number < 0:
-            self._state[0] = math.log(seconds / price)
+            self._state[0] = unit
         else:
-            passed = min(number - self._number, LONGEST_DRIFT)
+            if self._all_plain and plain and self.steps < first:  # the fastest of them: a pause makes a step longer
+                self._state[0] = min(unit, self._state[0])
+            passed = number - self._number
             for i in STATE:
                 self._spread[i][i] += passed * self._drift[i]
             if sequences != self._sequences:
                 self._spread[0][0] += (BATCH_DRIFT * math.log(sequences / self._sequences)) ** 2
         self._number, self._sequences = number, sequences
-        self._plain = self._plain or not any(looks[1:])
-        slopes = price, *looks[1:]
+        self.plain_known, self._all_plain = self.plain_known or plain, self._all_plain and plain
+        slopes = price, *work[1:]
         covariance = [_dot(row, slopes) for row in self._spread]
         variance = _dot(covariance, slopes) + (self.noise * price) ** 2
         deviation = math.sqrt(variance)
@@ -138,27 +180,23 @@ class StepPrices:
                 self._state = [value - share * s for value, s in zip(self._state, self._spread[i], strict=True)]
                 self._state[i] = 0.0
         # The mean absolute deviation of normal noise is 0.8 standard deviations.
-        self._steps += 1
-        first, later = NOISE_MEMORY
-        self.noise += (1.25 * abs(error) / deviation - 1) * self.noise / min(first + self._steps, later)
+        self.steps += 1
+        self.noise += (1.25 * abs(error) / deviation - 1) * self.noise / min(first + self.steps, later)
         self.noise = max(self.noise, LEAST_NOISE)
 
-    def loosen(self) -> None:
-        """Forgets part of what steps with drafts cost: the first ones after a pause are slower than those that follow.
-
-        Without this, the filter would explain the difference by the price of a drafted token.
-        """
-        for i in (ASK, VERIFY):
-            self._spread[i][i] += LOOSER**2
-
-    def price(self, looks: Looks) -> float:
+    def price(self, work: StepWork) -> float:
         """Returns the price of a step, in units of a step without drafts."""
-        return max(LEAST_PRICE, 1 + _dot(looks[1:], self._state[1:]))
+        return 1 + _dot(work[1:], self._state[1:])
 
-    def doubt(self, looks: Looks, others: Looks) -> float:
+    def doubt(self, work: StepWork, other: StepWork) -> float:
         """Returns the standard deviation of the difference between the prices of two steps, in the same units."""
-        apart = [a - b for a, b in zip(looks, others, strict=True)]
+        apart = [a - b for a, b in zip(work, other, strict=True)]
         return math.sqrt(max(0.0, _dot([_dot(row, apart) for row in self._spread], apart)))
+
+    @property
+    def each(self) -> StepWork:
+        """The price of each kind of work: asking, verifying anything, a drafted token for every sequence, ..."""
+        return StepWork(1.0, *self._state[1:])
 
     @property
     def verify_cost(self) -> float:
@@ -167,7 +205,8 @@ class StepPrices:
         The best draft length maximizes its tokens divided by 1 + ask + verify + token * d / B. The same length
         maximizes its tokens divided by 1 + token / (1 + ask + verify) * d / B.
         """
-        return self._state[TOKEN] / self._drafting()
+        each = self.each
+        return each.token / (1 + each.ask + each.verify)
 
     @property
     def cost(self) -> float:
@@ -177,7 +216,7 @@ class StepPrices:
     @property
     def verify_cost_sure(self) -> bool:
         """Whether it is known so well that drafts need not vary to learn it."""
-        return math.sqrt(self._spread[TOKEN][TOKEN]) <= max(SURE, KNOWN_SHARE * self._state[TOKEN])
+        return self._known(TOKEN, SURE)
 
     @property
     def verify_cost_known(self) -> bool:
@@ -185,50 +224,12 @@ class StepPrices:
         return self._known(TOKEN)
 
     @property
-    def steps(self) -> int:
-        """How many steps were observed."""
-        return self._steps
-
-    @property
-    def plain_known(self) -> bool:
-        """Whether a step without drafts was measured, whose time is the unit of the prices."""
-        return self._plain
-
-    @property
-    def ask(self) -> float:
-        """The price of asking for drafts."""
-        return self._state[ASK]
-
-    @property
-    def verify(self) -> float:
-        """The price of verifying any drafts."""
-        return self._state[VERIFY]
-
-    @property
-    def token(self) -> float:
-        """The price of verifying a drafted token for every sequence."""
-        return self._state[TOKEN]
-
-    @property
-    def first_pass(self) -> float:
-        """The price of the first pass of the model's drafter."""
-        return self._state[FIRST_PASS]
-
-    @property
-    def model_token(self) -> float:
-        """The price of a token that this drafter makes for every sequence."""
-        return self._state[MODEL_TOKEN]
-
-    @property
     def drafter_known(self) -> bool:
-        """Whether the last two were measured."""
+        """Whether the prices of the model's drafter were measured."""
         return self._known(FIRST_PASS) and self._known(MODEL_TOKEN)
 
-    def _drafting(self) -> float:
-        return 1 + self._state[ASK] + self._state[VERIFY]
-
-    def _known(self, which: int) -> bool:
-        return math.sqrt(self._spread[which][which]) <= max(KNOWN, KNOWN_SHARE * self._state[which])
+    def _known(self, which: int, least: float = KNOWN) -> bool:
+        return math.sqrt(self._spread[which][which]) <= max(least, KNOWN_SHARE * self._state[which])
 
 
 def _dot(a: Sequence[float], b: Sequence[float]) -> float:
