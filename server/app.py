@@ -7,17 +7,19 @@ import os
 import signal
 import socket
 import sys
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from importlib import metadata
+from itertools import chain
 
 import grpc
 import grpc.aio
 import structlog
 import uvloop
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1 import health, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from histospec.native import Engine
@@ -42,6 +44,10 @@ from histospec.server.observability.vitals import Vitals
 from histospec.server.observability.web import Web, application, most_connections
 from histospec.server.open_store import location_of, open_patiently
 from histospec.server.process import ENDING, TOGETHER, ends
+from histospec.server.rpc.answering import Answering
+from histospec.server.rpc.arrivals import Arriving, Governor
+from histospec.server.rpc.connections import Connections
+from histospec.server.rpc.health import Health
 from histospec.server.rpc.interceptors import SPECRL, Accounting
 from histospec.server.rpc.service import DraftService
 from histospec.server.rpc.specrl import RolloutCacheService
@@ -61,10 +67,15 @@ log = structlog.get_logger()
 # the GIL after this time, instead of Python's default of 5 ms.
 SWITCH_SECONDS = 0.0005
 OTHER_DESCRIPTORS = 128  # for the store, its readers, logs and health checks of peers; 30 were measured
+MOST_CALLS = 1024  # at the same time on one connection; further ones wait at the client
 MOST_CONNECTIONS = (1 << 31) - 1  # the largest number that gRPC takes
 AT_ONCE_SECONDS = 0.5
 """If the store opens within this time, the server listens only then: it refuses no caller, and reports errors first."""
 NEVER_SECONDS = 24 * 3600.0  # longer than any drain
+HANG_UP_SECONDS = 3.0
+"""For gRPC to end all calls once it is told to; then the server ends their connections itself."""
+LAST_SECONDS = 30.0
+"""For everything after a drain. Then the process ends, even if the store takes nothing."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -90,6 +101,10 @@ async def serve(config: Config) -> int:
         await server.drain()
     finally:
         await server.stop()
+    if not server.closed:
+        # gRPC's clean-up at the end of the interpreter would wait for its peers.
+        drain_log()
+        os._exit(0)
     return 0
 
 
@@ -128,17 +143,24 @@ class Server:
         self._history = History(engine, store, config.max_namespaces)
         self._metrics = Metrics(engine, self._history.counts)
         self._metrics.registry.register(Vitals(config, store, certificates, self._watched, self._ready))
-        self._service = DraftService(engine, self._history, self._metrics, config, access)
+        self._connections = Connections()
+        self._answering = Answering(self._connections)
+        self._service = DraftService(engine, self._history, self._metrics, config, access, self._answering)
         self._specrl = RolloutCacheService(self._history, config, access) if config.specrl_namespace else None
         self._services = [DRAFT_SERVICE] if self._specrl is None else [DRAFT_SERVICE, SPECRL.full_name]
-        self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]  # missing in the stubs
-        self._accounting = Accounting(self._metrics, config, access, self._traces)
+        self._health = Health(self._answering)
+        self._accounting = Accounting(self._metrics, config, access, self._answering, self._traces)
+        self._governor = Governor(
+            self._connections, self._arriving, lambda: engine.memory_bytes() + self._history.waiting_bytes
+        )
+        self._governing: asyncio.Task[None] | None = None
         self._grpc = grpc.aio.server(
             interceptors=[self._accounting],
             options=[
                 ("grpc.so_reuseport", 0),  # otherwise a leftover server silently shares the port
                 ("grpc.max_receive_message_length", config.max_message),
                 ("grpc.max_send_message_length", -1),
+                ("grpc.max_concurrent_streams", MOST_CALLS),
                 # Otherwise gRPC buffers megabytes of a call before the handler reads them.
                 ("grpc.http2.bdp_probe", 0),
                 # If a worker's machine vanishes, its pings fail, and the server ends its stream and sessions.
@@ -162,6 +184,9 @@ class Server:
         self._loading: asyncio.Task[None] | None = None
         self._stopping = asyncio.Event()
         self._hung_up = -math.inf
+        self._deadline: threading.Timer | None = None
+        self.closed = False
+        """Whether gRPC has ended all calls and connections."""
 
     async def start(self) -> None:
         """Listens while the store opens, then becomes ready and loads the store in the background.
@@ -182,11 +207,12 @@ class Server:
             specrl_grpc.add_RolloutCacheServiceServicer_to_server(self._specrl, self._grpc)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._grpc)
         reflection.enable_server_reflection((*self._services, health.SERVICE_NAME, reflection.SERVICE_NAME), self._grpc)
-        await self._serving(False)
+        self._serving(False)
         try:
             listen = config.listen._replace(port=self._open_port())
         except RuntimeError as error:
             raise ConfigError(f"--listen: cannot listen on {config.listen} ({error}); give another address") from None
+        self._connections.port = listen.port
         shard = ShardAddress(config.shard_name or str(listen), listen)  # `listen` has the real port if 0 was given
         self._service.name = shard.name
         self._service.shards = list(config.peers)
@@ -208,6 +234,7 @@ class Server:
         except OSError as error:
             raise ConfigError(f"--http: cannot listen on {config.http} ({error}); give another address") from None
         await self._grpc.start()
+        self._governing = asyncio.create_task(self._governor.run())
         log.info(
             "listening",
             grpc=str(listen),
@@ -240,7 +267,7 @@ class Server:
             return
         await self._history.load()
         if not self._stopping.is_set():
-            await self._serving(True)
+            self._serving(True)
 
     async def until_asked_to_stop(self) -> None:
         """Returns when a signal arrives. Raises ConfigError or StoreError if the store cannot be opened."""
@@ -255,7 +282,7 @@ class Server:
         """Refuses new calls and gives open streams up to `drain_seconds` to end."""
         log.info("draining", seconds=self._config.drain_seconds)
         self._history.loading.give_up()
-        await self._serving(False)
+        self._serving(False)
         # Refuse new calls from here on. gRPC gets a longer grace period, because only the code below may cut streams
         # off: if both did so at the same time, the process would crash.
         stopped = asyncio.ensure_future(self._grpc.stop(self._config.drain_seconds + NEVER_SECONDS))
@@ -264,12 +291,26 @@ class Server:
             await asyncio.wait_for(self._accounting.idle(), self._config.drain_seconds)
         except asyncio.TimeoutError:
             log.warning("streams are cut off: they were still open after --drain-seconds")
-        await self._grpc.stop(None)
-        await stopped
+        await self._hang_up()
+        if self.closed:
+            await stopped
+
+    async def _hang_up(self) -> None:
+        """Ends all calls and connections. gRPC waits for peers to take what it writes; this does not."""
+        for _ in range(2):
+            if self.closed:
+                return
+            stopping = asyncio.ensure_future(self._grpc.stop(None))
+            self.closed = bool((await asyncio.wait((stopping,), timeout=HANG_UP_SECONDS))[0])
+            if not self.closed:
+                ended = await asyncio.to_thread(self._connections.hang_up)
+                log.warning("connections ended: their peers take nothing", connections=ended)
 
     async def stop(self) -> None:
         """Closes everything. Afterwards, all that the store accepted is on disk."""
-        await self._grpc.stop(None)
+        await self._hang_up()
+        if self._governing is not None:
+            self._governing.cancel()
         await self._history.close()
         if self._overview is not None:
             self._overview.stop()
@@ -278,6 +319,8 @@ class Server:
         self._aside.shutdown(wait=False, cancel_futures=True)
         if self._traces is not None:
             await self._traces.close()
+        if self._deadline is not None:
+            self._deadline.cancel()
         if self._loading is not None:
             log.info("stopped")
 
@@ -293,6 +336,7 @@ class Server:
             drain_log()
             os._exit(1)
         self._stopping.set()
+        self._deadline = _end_within(self._config.drain_seconds + LAST_SECONDS)
 
     def _readiness(self) -> dict[str, str]:
         return {
@@ -310,10 +354,27 @@ class Server:
     def _ready(self) -> bool:
         return not any(self._readiness().values())
 
-    async def _serving(self, ready: bool) -> None:
-        status = health_pb2.HealthCheckResponse.SERVING if ready else health_pb2.HealthCheckResponse.NOT_SERVING
-        for name in ("", *self._services):
-            await self._health.set(name, status)
+    def _serving(self, ready: bool) -> None:
+        self._health.set(("", *self._services), ready)
+
+    def _arriving(self) -> Iterator[Arriving]:
+        specrl = () if self._specrl is None else self._specrl.arrivals.calls
+        unary = (arrivals.calls for arrivals in self._accounting.arrivals.values())
+        return chain(self._service.streams, specrl, *unary)
+
+
+def _end_within(seconds: float) -> threading.Timer:
+    """Ends the process after `seconds`, whatever it waits for, unless cancelled. Acknowledged responses are on disk."""
+
+    def end() -> None:
+        log.error("the server did not end in time after a signal: ending at once", seconds=seconds)
+        drain_log()
+        os._exit(1)
+
+    timer = threading.Timer(seconds, end)
+    timer.daemon = True
+    timer.start()
+    return timer
 
 
 def _connections(descriptors: int) -> int:

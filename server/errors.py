@@ -19,6 +19,10 @@ class LimitExceeded(HistoSpecError):  # noqa: N818
     """The request exceeds a configured limit."""
 
 
+class Late(HistoSpecError):  # noqa: N818
+    """The request did not arrive in time."""
+
+
 class Unauthenticated(HistoSpecError):  # noqa: N818
     """The call has no token that this server knows."""
 
@@ -55,6 +59,7 @@ class Damaged(StoreError):  # noqa: N818
 STATUS: dict[type[HistoSpecError], grpc.StatusCode] = {
     InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,
     LimitExceeded: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    Late: grpc.StatusCode.DEADLINE_EXCEEDED,
     Unauthenticated: grpc.StatusCode.UNAUTHENTICATED,
     PermissionDenied: grpc.StatusCode.PERMISSION_DENIED,
     Unavailable: grpc.StatusCode.UNAVAILABLE,

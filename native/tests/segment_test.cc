@@ -338,8 +338,8 @@ TEST_CASE("A token that the segment does not have has no rank") {
   CHECK_EQ(segment->token(segment->rank(0)), 0);
 }
 
-TEST_CASE("Tokens whose hashes collide keep their ranks") {
-  // Multiples of 2^k hash to few slots of a small table; all must be found after it grew.
+TEST_CASE("Multiples of a power of two keep their ranks") {
+  // Tokens that differ in few high bits only; all must be found after the table grew.
   std::vector<Response> responses(1);
   for (Token token = 0; token < 5000; ++token) responses[0].tokens.push_back(token << 18);
   check_round_trip(responses, *build(responses));

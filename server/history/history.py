@@ -111,6 +111,11 @@ class History:
         return self._store.trouble
 
     @property
+    def waiting_bytes(self) -> int:
+        """The size of the responses that wait for the store or the index; some count twice."""
+        return self._store.waiting_bytes + self._unindexed
+
+    @property
     def shared(self) -> bool:
         """Whether other shards use the same store."""
         return not self._store.whole_at_start
@@ -215,7 +220,7 @@ class History:
 
         Those that have reached it count twice. So ingests leave a part of the queue to commits.
         """
-        waiting = self._store.waiting_bytes + self._unindexed
+        waiting = self.waiting_bytes
         return not size or not waiting or waiting + size <= self._store.waiting_limit
 
     async def _store_and_index(self, batch: ResponseBatch) -> None:

@@ -19,12 +19,13 @@ from numpy.typing import NDArray
 
 from histospec.native import TOO_LONG, UNKNOWN, Engine
 from histospec.protocol.arrays import INT32
-from histospec.server.errors import InvalidRequest, LimitExceeded, Unavailable
+from histospec.server.errors import HistoSpecError, InvalidRequest, LimitExceeded, Unavailable
 from histospec.server.history.history import History
 from histospec.server.logs.lines import Throttle
 from histospec.server.observability.metrics import Metrics
 from histospec.server.rpc import slices, wire
 from histospec.server.rpc.answers import Answer, Answers
+from histospec.server.rpc.connections import peer_of
 from histospec.server.rpc.open_sessions import OpenSessions
 from histospec.server.security.access import Permit
 from histospec.server.settings.config import Config
@@ -65,6 +66,9 @@ class DraftStream:
         self._answers = Answers(context, history, metrics, self._leave_when_idle)
         self._draining = False
         self._leaving = asyncio.Event()
+        self._refused: HistoSpecError | None = None
+        self._awaits = False
+        self.peer = peer_of(context.peer())
         self._namespaces: set[str] = set()
         self._verify_costs = metrics.engine.verify_costs.open()
         self._bases: dict[str, int] = {}  # by namespace: epoch of the weights that the worker started with
@@ -80,7 +84,7 @@ class DraftStream:
         try:
             await asyncio.wait((reading, leaving), return_when=asyncio.FIRST_COMPLETED)
             if not reading.done():
-                raise Unavailable("the server is draining; connect again")
+                raise self._refused or Unavailable("the server is draining; connect again")
             await reading
             await self._answers.stored()
         except asyncio.CancelledError:
@@ -121,6 +125,15 @@ class DraftStream:
         self._draining = True
         self._leave_when_idle()
 
+    def awaited(self) -> int | None:
+        """Returns the number of the message that is awaited; None if none is."""
+        return self._counts["messages"] if self._awaits else None
+
+    def refuse(self, error: HistoSpecError) -> None:
+        """Ends the stream with an error."""
+        self._refused = error
+        self._leaving.set()
+
     def forget(self, namespace: str) -> None:
         """Removes a dropped namespace: its epochs start again."""
         self._bases.pop(namespace, None)
@@ -133,7 +146,12 @@ class DraftStream:
 
     async def _read(self) -> None:
         read = self._context.read
-        while (request := await read()) is not grpc.aio.EOF:  # type: ignore[attr-defined]
+        while True:
+            self._awaits = True
+            request = await read()
+            self._awaits = False
+            if request is grpc.aio.EOF:  # type: ignore[attr-defined]
+                return
             await self._apply(request)
             del request
             self._leave_when_idle()

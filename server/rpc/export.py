@@ -5,6 +5,7 @@ next one. So an export holds only one piece and its problem, however slow the re
 two pieces.
 """
 
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
@@ -14,6 +15,7 @@ import structlog
 
 from histospec.server.errors import Unavailable
 from histospec.server.history.history import History
+from histospec.server.rpc.answering import Answering
 from histospec.server.security.access import Permit
 from histospec.server.stores.interface import Reader
 from histospec.server.stores.records import to_message
@@ -23,7 +25,7 @@ log = structlog.get_logger()
 
 PIECE = 256 << 10  # bytes of a message, unless one response alone is larger
 EACH = 256  # minimum bytes that a problem or a response counts for: reading it costs as much as copying these
-MOST = 2  # concurrent exports: each reads the store as fast as its reader
+MOST, MOST_EACH = 4, 2  # concurrent exports, in all and of one token: each reads the store as fast as its reader
 
 
 class Piece(NamedTuple):
@@ -37,9 +39,10 @@ class Piece(NamedTuple):
 class Exports:
     """The exports of one shard. Used only on the event loop."""
 
-    def __init__(self, history: History) -> None:
+    def __init__(self, history: History, answering: Answering) -> None:
         self._history = history
-        self._running = 0
+        self._answering = answering
+        self._running: Counter[str] = Counter()  # by token
 
     async def run(
         self,
@@ -52,9 +55,11 @@ class Exports:
         """Runs an export to its end. Raises PermissionDenied, Unauthenticated, Unavailable and StoreError."""
         pattern = request.namespaces or "*"
         permit.require("admin", pattern)
-        if self._running >= MOST:
+        if self._running.total() >= MOST:
             raise Unavailable(f"{MOST} exports are running, the limit of this shard; retry when one has ended")
-        self._running += 1
+        if permit.digest and self._running[permit.digest] >= MOST_EACH:
+            raise Unavailable(f"{MOST_EACH} exports of this token are running, the limit; retry when one has ended")
+        self._running[permit.digest] += 1
         peer = context.peer()  # read now: gRPC frees the call behind the context when the caller leaves
         end, done = pb.ExportEnd(), False
         try:
@@ -64,20 +69,20 @@ class Exports:
             names = [n for n in sorted(newest) if fnmatchcase(n, pattern) and permit.allows("admin", n)]
             held = [pb.StoredNamespace(namespace=name, newest_epoch=newest[name]) for name in names]
             start = pb.ExportStart(shard=shard, shared=self._history.shared, namespaces=held)
-            await context.write(pb.ExportResponse(start=start).SerializeToString())
+            await self._answering.write(context, pb.ExportResponse(start=start).SerializeToString())
             for name in names:
                 async for piece in self._pieces(name):
                     permit.require("admin", name)
                     if draining():
                         raise Unavailable("the server is draining; retry when it is back")
-                    await context.write(piece.encoded)
+                    await self._answering.write(context, piece.encoded)
                     end.problems += piece.problems
                     end.responses += piece.responses
             end.damaged = await self._history.read(lambda store: store.damaged_responses)
-            await context.write(pb.ExportResponse(end=end).SerializeToString())
+            await self._answering.write(context, pb.ExportResponse(end=end).SerializeToString())
             done = True
         finally:
-            self._running -= 1
+            self._running[permit.digest] -= 1
             log.info(
                 "exported" if done else "an export ended early",
                 peer=peer,

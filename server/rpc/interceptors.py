@@ -1,6 +1,7 @@
 """The common part of our RPCs: authorises and times them, and turns their errors into gRPC statuses.
 
-The metadata of a call authorises it before gRPC receives a message, so the server reads nothing from strangers.
+The metadata of a call authorises it before gRPC receives a message, so the server reads nothing from strangers. All
+unary methods are served as streams, because gRPC receives the message of a stream only on request.
 """
 
 import asyncio
@@ -19,6 +20,7 @@ from histospec.protocol.limits import MAX_QUANTILES
 from histospec.server.errors import (
     HistoSpecError,
     InvalidRequest,
+    Late,
     LimitExceeded,
     PermissionDenied,
     StoreOpening,
@@ -30,9 +32,11 @@ from histospec.server.logs.lines import Throttle, request_id
 from histospec.server.observability.metrics import Metrics
 from histospec.server.observability.traces import Traces
 from histospec.server.rpc import encoded, specrl, wire
+from histospec.server.rpc.answering import Answering
+from histospec.server.rpc.arrivals import Arrivals, caller, sized
 from histospec.server.rpc.slices import unless_large
 from histospec.server.rpc.wire import unless_encoded
-from histospec.server.security.access import SET_TOKEN, Access
+from histospec.server.security.access import SET_TOKEN, Access, Right
 from histospec.server.settings.config import Config
 from histospec.specrl import rollout_cache_pb2
 from histospec.v1 import draft_pb2
@@ -48,7 +52,14 @@ RECEIVED_AT_A_TIME = 2  # messages received at a time from one host ...
 WAITING_CALLS = 64  # ... and calls that wait for their turn; further calls are refused
 MESSAGE_SECONDS = 5.0  # for a message to arrive
 
-EXPECTED = (InvalidRequest, LimitExceeded, PermissionDenied, StoreOpening, Unauthenticated, Unavailable)
+RIGHTS: dict[str, Right] = {
+    "Draft": "read", "History": "read", "PredictLength": "read", "PredictLengths": "read",
+    "Ingest": "write",
+    "DropNamespace": "admin", "Rewind": "admin", "Export": "admin", "Import": "admin",
+}  # fmt: skip
+"""By method, the right that a token must have in some namespace before the server reads its request."""
+
+EXPECTED = (InvalidRequest, Late, LimitExceeded, PermissionDenied, StoreOpening, Unauthenticated, Unavailable)
 
 if TYPE_CHECKING:
     Handler = grpc.RpcMethodHandler[Any, Any]
@@ -70,16 +81,21 @@ def checks(config: Config) -> dict[str, Callable[[bytes], None]]:
 class Accounting(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in the stubs alone
     """Authorises, counts and times the RPCs, and reports their errors. A stream times its own messages."""
 
-    def __init__(self, metrics: Metrics, config: Config, access: Access, traces: Traces | None = None) -> None:
+    def __init__(
+        self, metrics: Metrics, config: Config, access: Access, answering: Answering, traces: Traces | None = None
+    ) -> None:
         self._metrics = metrics
         self._config = config
         self._access = access
         self._checks = checks(config)
         self._traces = traces
+        self._answering = answering
+        self.arrivals = {right: Arrivals() for right in ("read", "write", "admin")}
+        """Of unary calls, by the right that they need: those of one kind do not delay those of another."""
         for method in chain.from_iterable(METHODS.values()):
             # An alert sees the first error only if the series was 0 before.
             metrics.rpc_errors.labels(method, grpc.StatusCode.INTERNAL.name)
-        self._unauthenticated = UnauthenticatedCalls()
+        self._unauthenticated = UnauthenticatedCalls(answering)
         self._served: dict[str, Handler] = {}  # by the full name of a method
         self._running = 0
         self._throttle = Throttle()
@@ -102,8 +118,12 @@ class Accounting(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # gener
         if service in METHODS:  # health and reflection need no token
             try:
                 remedy = specrl.NO_TOKEN if service == SPECRL.full_name else SET_TOKEN
-                self._access.permit(dict(handler_call_details.invocation_metadata or ()), remedy)
-            except Unauthenticated as error:
+                permit = self._access.permit(dict(handler_call_details.invocation_metadata or ()), remedy)
+                if service == SPECRL.full_name:
+                    permit.require("write", self._config.specrl_namespace)
+                elif method in RIGHTS:
+                    permit.require_somewhere(RIGHTS[method])
+            except (Unauthenticated, PermissionDenied) as error:
                 return self._refusal(handler, service, method, error)
         served = self._served.get(handler_call_details.method)
         if served is None:
@@ -113,20 +133,32 @@ class Accounting(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # gener
     def _serve(self, handler: "Handler", service: str, method: str) -> "Handler":
         if service not in METHODS:
             return self._unauthenticated.serve(handler)
-        if handler.stream_stream:
-            make: Any = grpc.stream_stream_rpc_method_handler
-        elif handler.unary_stream:
-            make = grpc.unary_stream_rpc_method_handler
-        elif service == SPECRL.full_name:
-            make = grpc.stream_unary_rpc_method_handler  # its handler receives the message when there is room for it
-        else:
-            make = grpc.unary_unary_rpc_method_handler
         behaviour: Any = handler.stream_stream or handler.unary_stream or handler.unary_unary
         decode, encode = self._decoder(service, method, handler), unless_encoded(handler.response_serializer)
-        served: Handler = make(self._accounted(behaviour, handler, service, method), decode, encode)
-        return served
+        if handler.stream_stream:
+            accounted: Any = self._accounted(behaviour, handler, service, method)
+            return grpc.stream_stream_rpc_method_handler(accounted, decode, encode)
+        if service == SPECRL.full_name:  # it receives the message itself
+            accounted = self._accounted(behaviour, handler, service, method)
+            return grpc.stream_unary_rpc_method_handler(accounted, sized(decode), encode)
+        accounted = self._accounted(behaviour, handler, service, method, encode)
+        return grpc.stream_stream_rpc_method_handler(accounted, sized(decode), None)
 
-    def _refusal(self, handler: "Handler", service: str, method: str, error: Unauthenticated) -> "Handler":
+    def _received(self, behaviour: Behaviour, method: str, encode: Callable[[Any], bytes]) -> Behaviour:
+        """Returns a stream's behaviour for that of a unary call: it receives and answers within bounds."""
+        arrivals = self.arrivals[RIGHTS.get(method, "read")]
+
+        async def received(unread: Any, context: Any) -> None:
+            permit = self._access.permit(dict(context.invocation_metadata() or ()))
+            async with arrivals.receive(context, caller(permit, context)) as request:
+                answer = await behaviour(request, context)
+                del request
+            if answer is not None:
+                await self._answering.write(context, encode(answer))
+
+        return received
+
+    def _refusal(self, handler: "Handler", service: str, method: str, error: HistoSpecError) -> "Handler":
         """Answers without reading: gRPC receives the message of a stream only on request."""
 
         async def refuse(unread: Any, context: Any) -> None:
@@ -145,10 +177,20 @@ class Accounting(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # gener
         assert decode is not None
         return wire.tolerant(kind, unless_large(decode) if handler.stream_stream else decode, self._checks[kind])
 
-    def _accounted(self, behaviour: Behaviour, handler: "Handler", service: str, method: str) -> Behaviour:
-        behaviour = self._reported(behaviour, method)
+    def _accounted(
+        self,
+        behaviour: Behaviour,
+        handler: "Handler",
+        service: str,
+        method: str,
+        encode: Callable[[Any], bytes] | None = None,
+    ) -> Behaviour:
+        """Returns what gRPC calls. With `encode`, it receives the request and writes the answer of a unary call."""
         if not handler.response_streaming:
             behaviour = self._timed(behaviour, method)
+        if encode is not None:
+            behaviour = self._received(behaviour, method, encode)
+        behaviour = self._reported(behaviour, method)
         return behaviour if self._traces is None else self._traces.traced(behaviour, service, method)
 
     def _timed(self, behaviour: Behaviour, method: str) -> Behaviour:
@@ -169,8 +211,6 @@ class Accounting(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # gener
             # Every log line of this call has these values, also in tasks that it starts.
             bind_contextvars(request_id=request_id(context.invocation_metadata() or ()))
             try:
-                if isinstance(request, wire.Undecodable):
-                    request.refuse()
                 return await behaviour(request, context)
             except HistoSpecError as error:
                 code = status_of(error)
@@ -196,32 +236,40 @@ class UnauthenticatedCalls:
     on the event loop.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, answering: Answering) -> None:
+        self._answering = answering
         self._calls: Counter[str] = Counter()  # by host: calls that receive or wait for their turn
         self._turns: dict[str, asyncio.Semaphore] = {}
 
     def serve(self, handler: "Handler") -> "Handler":
         """Returns a handler that receives each message in turn."""
-        decode, encode = _short(handler.request_deserializer), handler.response_serializer
+        decode, encode = _short(handler.request_deserializer), unless_encoded(handler.response_serializer)
         if handler.request_streaming:
             behaviour: Any = handler.stream_stream
 
-            async def stream(_: Any, context: Any) -> Any:
+            async def stream(_: Any, context: Any) -> None:
                 async for answer in behaviour(self._received(context), context):
-                    yield answer
+                    await self._write(context, encode(answer))
 
-            return grpc.stream_stream_rpc_method_handler(stream, decode, encode)
+            return grpc.stream_stream_rpc_method_handler(stream, decode, None)
         behaviour = handler.unary_stream or handler.unary_unary
 
         async def single(_: Any, context: Any) -> Any:
             request = await self._receive(context)
             if request is None:
                 await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the call has no message")
-            return await behaviour(request, context)
+            if handler.response_streaming:
+                await behaviour(request, context)
+            else:
+                await self._write(context, encode(await behaviour(request, context)))
 
-        if handler.response_streaming:
-            return grpc.stream_stream_rpc_method_handler(single, decode, encode)
-        return grpc.stream_unary_rpc_method_handler(single, decode, encode)
+        return grpc.stream_stream_rpc_method_handler(single, decode, None)
+
+    async def _write(self, context: Any, data: bytes) -> None:
+        try:
+            await self._answering.write(context, data)
+        except LimitExceeded as error:
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
 
     async def _received(self, context: Any) -> AsyncIterator[Any]:
         while (request := await self._receive(context)) is not None:

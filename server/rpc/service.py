@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
 from typing import Any, get_args
 
@@ -12,11 +13,12 @@ from numpy.typing import NDArray
 
 from histospec.native import Engine
 from histospec.protocol.names import LIMITS
-from histospec.server.errors import Unavailable
+from histospec.server.errors import LimitExceeded, Unavailable
 from histospec.server.history.history import History
 from histospec.server.history.namespaces import look_alikes
 from histospec.server.observability.metrics import Metrics
 from histospec.server.rpc import wire
+from histospec.server.rpc.answering import SMALL_ANSWER, Answering
 from histospec.server.rpc.draft_stream import DraftStream
 from histospec.server.rpc.export import Exports
 from histospec.server.rpc.slices import SESSION_WORK, Pacer
@@ -44,14 +46,19 @@ class DraftService(pb_grpc.DraftServiceServicer):
     They raise errors; the interceptor turns these into gRPC statuses.
     """
 
-    def __init__(self, engine: Engine, history: History, metrics: Metrics, config: Config, access: Access) -> None:
+    def __init__(
+        self, engine: Engine, history: History, metrics: Metrics, config: Config, access: Access, answering: Answering
+    ) -> None:
         self._engine = engine
         self._history = history
         self._metrics = metrics
         self._config = config
         self._access = access
-        self._exports = Exports(history)
-        self._streams: set[DraftStream] = set()
+        self._answering = answering
+        self._exports = Exports(history, answering)
+        self._inspecting = ThreadPoolExecutor(1, thread_name_prefix="inspect")
+        self.streams: set[DraftStream] = set()
+        """The open Draft streams."""
         self._draining = False
         self.shards: list[ShardAddress] = []
         self.name = ""
@@ -62,7 +69,7 @@ class DraftService(pb_grpc.DraftServiceServicer):
     def drain(self) -> None:
         """Refuses new streams, and ends each open one when its last session ends."""
         self._draining = True
-        for stream in self._streams:
+        for stream in self.streams:
             stream.drain()
 
     async def Draft(  # type: ignore[override]  # gRPC's reader-writer style
@@ -74,17 +81,17 @@ class DraftService(pb_grpc.DraftServiceServicer):
         stream = DraftStream(
             self._engine, self._history, self._metrics, self._config, permit, context, self._sessions_each
         )
-        self._streams.add(stream)
+        self.streams.add(stream)
         try:
             with self._metrics.streams.track_inprogress():
                 await stream.run()
         finally:
             # Sessions take memory until they are closed. Other streams must not be refused for it.
-            stream.close().add_done_callback(lambda _: self._streams.discard(stream))
+            stream.close().add_done_callback(lambda _: self.streams.discard(stream))
 
     def _sessions_each(self) -> float:
         """Returns the average number of open sessions over streams that have any."""
-        held = [stream.sessions for stream in self._streams if stream.sessions]
+        held = [stream.sessions for stream in self.streams if stream.sessions]
         return sum(held) / len(held) if held else 0.0
 
     def _permit(self, context: Context) -> Permit:
@@ -96,10 +103,18 @@ class DraftService(pb_grpc.DraftServiceServicer):
         await self._history.add(batch, context.peer(), explicit_epoch=request.HasField("epoch"))
         return pb.IngestResponse(responses=len(batch.records), tokens=batch.tokens)
 
-    async def History(self, request: pb.HistoryRequest, context: Context) -> bytes:  # type: ignore[override]
+    async def History(self, request: pb.HistoryRequest, context: Context) -> bytes | None:  # type: ignore[override]
         self._permit(context).require("read", request.namespace)
         problem, _ = wire.problem("", request)
-        records = await self._history.get(problem, request.limit, self._config.max_message)
+        try:
+            records = await self._history.get(problem, request.limit, SMALL_ANSWER)
+        except LimitExceeded:
+            async with self._answering.large():
+                records = await self._history.get(problem, request.limit, self._config.max_message)
+                answer = await asyncio.to_thread(wire.history, records)
+                del records
+                await self._answering.write(context, answer, counted=False)
+            return None
         return await asyncio.to_thread(wire.history, records)  # the interceptor accepts bytes, too
 
     async def PredictLength(self, request: pb.PredictLengthRequest, context: Context) -> pb.PredictLengthResponse:
@@ -151,7 +166,8 @@ class DraftService(pb_grpc.DraftServiceServicer):
     async def Inspect(self, request: pb.InspectRequest, context: Context) -> pb.InspectResponse:
         permit = self._permit(context)
         namespace = wire.namespace("namespace", request.namespace)
-        return await asyncio.to_thread(self._inspect, permit, namespace)
+        # One at a time, and not in the threads of other calls.
+        return await asyncio.get_running_loop().run_in_executor(self._inspecting, self._inspect, permit, namespace)
 
     def _inspect(self, permit: Permit, namespace: str) -> pb.InspectResponse:
         """Takes milliseconds with thousands of namespaces. Raises Unauthenticated."""
@@ -188,15 +204,16 @@ class DraftService(pb_grpc.DraftServiceServicer):
             for name in sorted(known, key=lambda name: (-known[name], name)):
                 if len(answer.shared) < MOST_SHARED and permit.allows("read", name):
                     answer.shared.add(namespace=name, prompts=known[name], asked=asked)
-        similar = look_alikes(namespace, names, MOST_SIMILAR)
-        answer.similar.extend(name for name in similar if permit.allows("read", name))
+        # Only names that the caller may read are compared, so that no others can crowd them out.
+        readable = [name for name in names if permit.allows("read", name)]
+        answer.similar.extend(look_alikes(namespace, readable, MOST_SIMILAR))
         return answer
 
     async def DropNamespace(self, request: pb.DropNamespaceRequest, context: Context) -> pb.DropNamespaceResponse:
         self._permit(context).require("admin", request.namespace)
         namespace = wire.namespace("namespace", request.namespace)
         responses = await self._history.drop(namespace)
-        for stream in self._streams:
+        for stream in self.streams:
             stream.forget(namespace)
         return pb.DropNamespaceResponse(responses=responses)
 

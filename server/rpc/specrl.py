@@ -6,8 +6,8 @@ epoch, so histories age and leave as with a trainer that counts epochs. If a tra
 count is followed.
 
 The updater neither retries nor gives up. So where an `Ingest` is refused for now, an update waits, and its trainer
-waits for it in the end. Only AT_ONCE updates are in memory: the server reads the message of another one when a place is
-free. Until then it stays with the updater, except for the 64 KiB that HTTP/2 lets it send.
+waits for it in the end. Few more than AT_ONCE updates are in memory: the server reads the message of another one when a
+place is free. Until then it stays with the updater, except for the 64 KiB that HTTP/2 lets it send.
 
 Tokens travel as packed numbers of one or more bytes, which become four bytes each. So the lists are counted before they
 are decoded, and decoded piece by piece, so that steps run in between.
@@ -31,6 +31,7 @@ from histospec.server.errors import InvalidRequest, LimitExceeded
 from histospec.server.history.history import History
 from histospec.server.logs.lines import Throttle
 from histospec.server.rpc import encoded, wire
+from histospec.server.rpc.arrivals import Arrivals, caller
 from histospec.server.security.access import Access
 from histospec.server.settings.config import Config
 from histospec.server.stores.interface import LAST_EPOCH, Problem, Record, ResponseBatch
@@ -133,17 +134,19 @@ class RolloutCacheService(pb_grpc.RolloutCacheServiceServicer):
         self._config = config
         self._access = access
         self._visits = Visits()
+        self.arrivals = Arrivals(AT_ONCE)
         self._places = asyncio.Semaphore(AT_ONCE)
 
     async def UpdateCache(
         self, unread: object, context: "grpc.aio.ServicerContext[Any, Any]"
     ) -> pb.UpdateCacheResponse:
-        self._access.permit(dict(context.invocation_metadata() or ())).require("write", self._config.specrl_namespace)
+        permit = self._access.permit(dict(context.invocation_metadata() or ()))
+        permit.require("write", self._config.specrl_namespace)
         self._history.require_open()
         until = time.monotonic() + PATIENCE
         with self._visits.update() as burst:
-            async with self._places:
-                await self._add(await _received(context), burst, context.peer(), until)
+            async with self.arrivals.receive(context, caller(permit, context)) as update, self._places:
+                await self._add(update, burst, context.peer(), until)
         return pb.UpdateCacheResponse(success=True)
 
     async def _add(self, update: Update, burst: int, peer: str, until: float) -> None:
@@ -182,17 +185,6 @@ class RolloutCacheService(pb_grpc.RolloutCacheServiceServicer):
             texts.append(await tokens_of(f"responses[{i}].tokens", response, config.max_session_tokens))
             wire.token_array(f"responses[{i}].tokens", texts[-1])
         return prompt, [tokens for tokens in texts if tokens]
-
-
-async def _received(context: "grpc.aio.ServicerContext[Any, Any]") -> Update:
-    """Receives the message of a call. Raises InvalidRequest if it is malformed or missing, and LimitExceeded."""
-    message = await context.read()
-    if message is grpc.aio.EOF:  # type: ignore[attr-defined]
-        raise InvalidRequest("message: is missing")
-    if isinstance(message, wire.Undecodable):
-        message.refuse()
-    received: Update = message
-    return received
 
 
 def read(data: bytes, config: Config) -> Update:

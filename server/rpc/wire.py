@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import numpy as np
 from google.protobuf.message import DecodeError
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from histospec.protocol import alternatives
 from histospec.protocol.arrays import FLOAT32, INT32, UINT64
@@ -200,12 +200,18 @@ def message(request: pb.DraftRequest | Undecodable, config: Config) -> Message:
     _check_number("opens", len(request.opens), config)
     _check_number("closes", len(request.closes), config)
     opens = [_open(f"opens[{i}].", o, config) for i, o in enumerate(request.opens)]
-    if len({o.session for o in opens}) < len(opens):
+    if _repeated([o.session for o in opens]):
         raise InvalidRequest("opens: a session appears twice")
     closes = [_close(f"closes[{i}].", c) for i, c in enumerate(request.closes)]
-    if len({c.session for c in closes}) < len(closes):
+    if _repeated([c.session for c in closes]):
         raise InvalidRequest("closes: a session appears twice")
     return Message(request.sequence, opens, _step(request.step, config) if request.HasField("step") else None, closes)
+
+
+def _repeated(sessions: ArrayLike) -> bool:
+    """Sorts, because the time of a set depends on which numbers a client chooses (see `open_sessions.SECRET`)."""
+    ordered = np.sort(np.array(sessions, UINT64))
+    return bool((ordered[1:] == ordered[:-1]).any())
 
 
 def _open(field: str, request: pb.OpenSession, config: Config) -> Open:
@@ -225,9 +231,10 @@ def _seed(request: pb.OpenSession | pb.Response) -> int | None:
 
 
 def _step(request: pb.Step, config: Config) -> Step:
-    sessions = array("step.sessions", request.sessions, UINT64).tolist()
+    given = array("step.sessions", request.sessions, UINT64)
+    sessions = given.tolist()
     _check_number("step.sessions", len(sessions), config)
-    if len(set(sessions)) < len(sessions):
+    if _repeated(given):
         raise InvalidRequest("step.sessions: a session appears twice")
     positions = _counts("step.positions", request.positions, len(sessions))
     lengths = _counts("step.lengths", request.lengths, len(sessions))

@@ -89,6 +89,12 @@ class Permit(NamedTuple):
             return True
         return right in grant.rights and any(fnmatchcase(namespace, pattern) for pattern in grant.namespaces)
 
+    def require_somewhere(self, right: Right) -> None:
+        """Raises PermissionDenied or Unauthenticated unless the token grants this right in some namespace."""
+        grant = self.access.grant(self.digest)
+        if grant is not None and (right not in grant.rights or not grant.namespaces):
+            raise PermissionDenied(f"token {grant.name!r} has no right to {right}")
+
     def require(self, right: Right, namespace: str) -> None:
         """Raises PermissionDenied or Unauthenticated unless the token grants this right."""
         if not self.allows(right, namespace):

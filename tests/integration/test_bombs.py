@@ -34,7 +34,7 @@ BOMBS = {
 
 @pytest.fixture(scope="module")
 def guarded(start_shared: Starter, tmp_path_factory: pytest.TempPathFactory) -> Server:
-    return start_shared(*with_tokens(tmp_path_factory.mktemp("tokens"), worker={}))
+    return start_shared(*with_tokens(tmp_path_factory.mktemp("tokens"), worker={"rights": ["read", "write", "admin"]}))
 
 
 def sent(endpoint: str, method: str, body: bytes, metadata: Any) -> grpc.RpcError:

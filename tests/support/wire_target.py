@@ -18,6 +18,8 @@ from histospec.server.errors import HistoSpecError
 from histospec.server.history.history import History
 from histospec.server.observability.metrics import Metrics
 from histospec.server.open_store import open_store
+from histospec.server.rpc.answering import Answering
+from histospec.server.rpc.connections import Connections
 from histospec.server.rpc.interceptors import METHODS, checks
 from histospec.server.rpc.service import DraftService
 from histospec.server.rpc.wire import Undecodable, tolerant
@@ -68,7 +70,9 @@ class Shard:
         self._history = History(self.engine, open_store(config, "shard-0"), config.max_namespaces)
         metrics = Metrics(self.engine, self._history.counts)
         await self._history.load()
-        self._service = DraftService(self.engine, self._history, metrics, config, Access(None))
+        self._service = DraftService(
+            self.engine, self._history, metrics, config, Access(None), Answering(Connections())
+        )
 
     def forget(self) -> None:
         for namespace in list(self.engine.stats()["namespaces"]):

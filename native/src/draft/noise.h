@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "draft/evidence.h"
+#include "hash/keyed.h"
 
 namespace histospec {
 
@@ -39,7 +40,7 @@ class PairCounts {
   std::uint32_t of(Token a, Token b) const { return slots_.empty() ? 0 : slots_[slot_of(hash_of(a, b))].count; }
   // Fetches what of() and add() read into the CPU cache.
   void prefetch(Token a, Token b) const {
-    if (!slots_.empty()) __builtin_prefetch(&slots_[hash_of(a, b) & (slots_.size() - 1)]);
+    if (!slots_.empty()) __builtin_prefetch(&slots_[first_slot(hash_of(a, b))]);
   }
   // May throw std::bad_alloc; then the pair is not counted.
   void add(Token a, Token b) {
@@ -63,9 +64,12 @@ class PairCounts {
         static_cast<std::uint64_t>(static_cast<std::uint32_t>(a)) << 32 | static_cast<std::uint32_t>(b);
     return static_cast<std::uint32_t>((key * 0x9e3779b97f4a7c15ull) >> 32);
   }
+  // Where the search for a hash begins. These bits alone are keyed: which pairs are counted together must not depend on
+  // the process.
+  std::size_t first_slot(std::uint32_t hash) const { return hash_key.of(hash) & (slots_.size() - 1); }
   std::size_t slot_of(std::uint32_t hash) const {
     const std::size_t mask = slots_.size() - 1;
-    std::size_t i = hash & mask;
+    std::size_t i = first_slot(hash);
     while (slots_[i].count != 0 && slots_[i].hash != hash) i = (i + 1) & mask;
     return i;
   }

@@ -128,9 +128,14 @@ Opened Engine::open(const std::string& name, Tokens prompt, const std::string& i
   }
   Monitor::Lock lock(state_->monitor);
   Contents& contents = state_->contents;
-  const std::shared_ptr<Namespace> namespace_ = session->namespace_ = state_->registry.namespace_named(name);
-  const std::shared_ptr<Problem> problem = session->problem =
-      state_->registry.problem_of(*namespace_, std::move(key), prompt);
+  std::shared_ptr<Namespace> namespace_;
+  std::shared_ptr<Problem> problem;
+  while (!problem) {  // again if the namespace was erased while the lock was released
+    namespace_ = state_->registry.namespace_named(name);
+    problem = state_->registry.problem_of(*namespace_, std::move(key), prompt, lock);
+  }
+  session->namespace_ = namespace_;
+  session->problem = problem;
   const auto twin = seed ? problem->twin(*session->name_of_twin) : nullptr;
   session->twin = twin;
   Opened opened = {0, id.empty() ? problem->key.prompt.size() : prompt.size(), false};

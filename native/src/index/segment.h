@@ -47,6 +47,7 @@
 #include <span>
 #include <vector>
 
+#include "hash/keyed.h"
 #include "histospec/types.h"
 #include "index/alternatives.h"
 #include "index/block.h"
@@ -151,8 +152,8 @@ class Segment {
   // Open addressing: the first slot for the token where fits(slot) is true.
   template <typename Fits>
   static std::size_t find_slot(Token token, std::size_t slots, Fits fits) {
-    const std::uint32_t hash = static_cast<std::uint32_t>(token) * 2654435769u;
-    std::size_t slot = (static_cast<std::uint64_t>(hash) * slots) >> 32;
+    const std::uint64_t hash = hash_key.of(static_cast<std::uint32_t>(token)) >> 32;
+    std::size_t slot = (hash * slots) >> 32;
     while (!fits(slot)) slot = slot + 1 == slots ? 0 : slot + 1;
     return slot;
   }

@@ -6,6 +6,8 @@
 #include <new>
 #include <utility>
 
+#include "hash/keyed.h"
+
 namespace histospec {
 namespace {
 
@@ -27,12 +29,6 @@ int common_end(const Token* a, const Token* b, int most) {
     if (x != y) return length + ((x ^ y) >> 32 == 0);
   }
   return length < most && a[-1 - length] == b[-1 - length] ? length + 1 : length;
-}
-
-std::uint64_t hash_of(Tokens tokens) {
-  std::uint64_t hash = tokens.size();
-  for (Token token : tokens) hash = (hash ^ static_cast<std::uint32_t>(token)) * 0x9e3779b97f4a7c15ull + 1;
-  return hash;
 }
 
 }  // namespace
@@ -86,7 +82,7 @@ LiveText::Buffers LiveText::buffers_for(Tokens prompt) {
 }
 
 LiveText::TextId LiveText::open(Tokens prompt, Buffers&& buffers) {
-  const std::uint64_t hash = hash_of(prompt);
+  const std::uint64_t hash = hash_key.of(prompt);
   TextId prompt_text = find_prompt(prompt, hash);
   if (prompt_text == kNoText) {
     const auto entry = prompts_.emplace(hash, kNoText);

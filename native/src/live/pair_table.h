@@ -14,6 +14,7 @@
 #include <memory>
 #include <vector>
 
+#include "hash/keyed.h"
 #include "histospec/types.h"
 
 namespace histospec {
@@ -31,14 +32,14 @@ class PairTable {
   // The link of the pair; kNone if the table does not have the pair.
   ChainIndex find(Token a, Token b) const {
     if (directory_.empty()) return kNone;
-    const std::uint64_t hash = hash_of(a, b);
+    const std::uint64_t hash = hash_key.of(a, b);
     const Entry& entry = directory_[prefix(hash)];
     return entry.slots[slot_of(entry, hash, a, b)].index;
   }
   // A reference to the link of the pair, valid until the next call. For a new pair it is kNone, and the caller must
   // set another value. Throws std::bad_alloc and changes nothing.
   ChainIndex& operator()(Token a, Token b) {
-    const std::uint64_t hash = hash_of(a, b);
+    const std::uint64_t hash = hash_key.of(a, b);
     if (directory_.empty()) begin();
     while (true) {
       const Entry& entry = directory_[prefix(hash)];
@@ -54,12 +55,12 @@ class PairTable {
   }
   // Removes a pair that the table has. Never allocates.
   void erase(Token a, Token b) {
-    const std::uint64_t hash = hash_of(a, b);
+    const std::uint64_t hash = hash_key.of(a, b);
     const Entry& entry = directory_[prefix(hash)];
     std::size_t hole = slot_of(entry, hash, a, b);
     // Entries that follow move up unless they begin behind the hole (D. Knuth, TAOCP 3, 6.4, algorithm R).
     for (std::size_t i = (hole + 1) & entry.mask; entry.slots[i].index != kNone; i = (i + 1) & entry.mask) {
-      const std::size_t home = first_slot(hash_of(entry.slots[i].a, entry.slots[i].b), entry.mask);
+      const std::size_t home = first_slot(hash_key.of(entry.slots[i].a, entry.slots[i].b), entry.mask);
       if (((i - home) & entry.mask) < ((i - hole) & entry.mask)) continue;
       entry.slots[hole] = entry.slots[i];
       hole = i;
@@ -71,7 +72,7 @@ class PairTable {
 
   // How many slots a lookup of the pair reads.
   std::size_t probes(Token a, Token b) const {
-    const std::uint64_t hash = hash_of(a, b);
+    const std::uint64_t hash = hash_key.of(a, b);
     const Entry& entry = directory_[prefix(hash)];
     return ((slot_of(entry, hash, a, b) - first_slot(hash, entry.mask)) & entry.mask) + 1;
   }
@@ -104,12 +105,7 @@ class PairTable {
   // The directory has at most one entry per this many pairs. If many hashes begin alike, pages grow instead.
   static constexpr std::size_t kPairsAnEntry = 256;
 
-  static std::uint64_t hash_of(Token a, Token b) {
-    const std::uint64_t key =
-        static_cast<std::uint64_t>(static_cast<std::uint32_t>(a)) << 32 | static_cast<std::uint32_t>(b);
-    return key * 0x9e3779b97f4a7c15ull;
-  }
-  // Uses bits that the directory does not use and that are high enough to depend on both tokens.
+  // Uses bits that the directory does not use.
   static std::size_t first_slot(std::uint64_t hash, std::uint32_t mask) { return (hash >> 40) & mask; }
   static std::size_t slot_of(const Entry& entry, std::uint64_t hash, Token a, Token b) {
     std::size_t i = first_slot(hash, entry.mask);
@@ -160,7 +156,7 @@ class PairTable {
     std::uint32_t high_used = 0;
     for (std::uint32_t i = 0; i < old_size; ++i) {
       if (old[i].index == kNone) continue;
-      const std::uint64_t hash = hash_of(old[i].a, old[i].b);
+      const std::uint64_t hash = hash_key.of(old[i].a, old[i].b);
       const bool goes_up = upper && (hash >> (63 - depth) & 1);
       const Entry& target = goes_up ? high : low;
       target.slots[slot_of(target, hash, old[i].a, old[i].b)] = old[i];

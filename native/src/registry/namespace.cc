@@ -23,6 +23,49 @@ void Prompts::remove(const Problem& problem) {
   }
 }
 
+Problem* Prompts::continued_by(Tokens prompt, Monitor::Lock& lock) const {
+  struct Prefix {
+    std::size_t length;
+    std::uint64_t hash;
+  };
+  std::vector<Prefix> known;  // a ring of the longest ones
+  std::size_t found = 0, work = 0, hashed = 0;
+  std::uint64_t hash = hash_key.start;
+  // Each slice looks its position up again, because prompts may have come and gone.
+  for (auto next = lengths_.begin(); next != lengths_.end() && next->first < prompt.size();) {
+    const std::size_t end = std::min(next->first, hashed + kSlice);
+    work += end - hashed + kLookupWork;
+    while (hashed < end) hash = hash_key.next(hash, static_cast<std::uint32_t>(prompt[hashed++]));
+    if (hashed == next->first && by_hash_.contains(hash)) {
+      if (known.size() < kExamined) known.emplace_back();
+      known[found++ % kExamined] = {hashed, hash};
+    }
+    if (work < kSlice) {
+      if (hashed == next->first) ++next;
+      continue;
+    }
+    work = 0;
+    const std::size_t done = hashed == next->first ? hashed + 1 : hashed;
+    Monitor::breathe(lock);
+    next = lengths_.lower_bound(done);
+  }
+  for (std::size_t i = 0; i < known.size(); ++i) {
+    const auto [length, its_hash] = known[--found % kExamined];
+    const auto [first, last] = by_hash_.equal_range(its_hash);
+    for (auto same = first; same != last; ++same) {
+      Problem& problem = *same->second;
+      if (problem.continued_by(prompt) && std::ranges::equal(problem.key.prompt, prompt.first(length))) {
+        return &problem;
+      }
+    }
+    work += kExaminedWork;
+    if (work < kSlice) continue;
+    work = 0;
+    Monitor::breathe(lock);
+  }
+  return nullptr;
+}
+
 std::size_t Namespace::bytes() const {
   return sizeof(Namespace) + estimator.bytes() + index.bytes() + latest_lengths.capacity() * sizeof(std::int64_t);
 }

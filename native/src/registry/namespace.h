@@ -21,34 +21,28 @@ namespace histospec {
 // an earlier prompt, the response to it, and the environment's answer.
 //
 // Every prompt is kept as a hash of all its tokens. One pass over a prompt yields the hashes of all its prefixes, and
-// those with the length of a known prompt are looked up. A hash only narrows the search; then the tokens are compared.
+// those with the length of a known prompt are looked up. The longest of them are examined; the tokens are compared
+// last.
+//
+// Cost. A namespace may know a prefix of every length. Therefore the lock is released after each slice of work, and
+// only the kExamined longest known prefixes are examined.
 class Prompts {
  public:
   // Problems with an explicit id are ignored.
   void add(Problem& problem);
   void remove(const Problem& problem);
 
-  // The problem with the longest prompt that is a proper prefix of `prompt` and for which fits(problem) is true; null
-  // if there is none.
-  template <typename Fits>
-  Problem* longest_prefix(Tokens prompt, Fits fits) const REQUIRES(engine_lock) {
-    Problem* best = nullptr;
-    std::uint64_t hash = ProblemKey::start();
-    std::size_t i = 0;
-    for (const auto& [length, uses] : lengths_) {
-      if (length >= prompt.size()) break;
-      while (i < length) hash = ProblemKey::next(hash, prompt[i++]);
-      const auto [first, last] = by_hash_.equal_range(hash);
-      for (auto found = first; found != last; ++found) {
-        if (std::ranges::equal(found->second->key.prompt, prompt.first(length)) && fits(*found->second)) {
-          best = found->second;
-        }
-      }
-    }
-    return best;
-  }
+  // The problem with the longest prompt that is a proper prefix of `prompt` and has a response that goes on like it;
+  // null if there is none. Releases the lock after each slice of work, but not after the problem is found.
+  Problem* continued_by(Tokens prompt, Monitor::Lock& lock) const REQUIRES(engine_lock);
 
  private:
+  static constexpr std::size_t kExamined = 64;
+  // Work in hashed tokens: a slice, which takes some tenths of a millisecond, a lookup, and a prefix that is examined.
+  static constexpr std::size_t kSlice = 1 << 14;
+  static constexpr std::size_t kLookupWork = 32;
+  static constexpr std::size_t kExaminedWork = 512;
+
   std::multimap<std::uint64_t, Problem*> by_hash_;
   std::map<std::size_t, std::size_t> lengths_;  // length of a prompt -> how many prompts have it
 };

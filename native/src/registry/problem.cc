@@ -13,10 +13,8 @@ constexpr std::size_t kPromptBytes = 128;  // its share of the namespace's Promp
 }  // namespace
 
 ProblemKey::ProblemKey(std::string its_id, Tokens its_prompt)
-    : id(std::move(its_id)), hash(std::hash<std::string>()(id)) {
-  if (!id.empty()) return;
-  prompt.assign(its_prompt.begin(), its_prompt.end());
-  for (Token token : prompt) hash = next(hash, token);
+    : id(std::move(its_id)), hash(id.empty() ? hash_key.of(its_prompt) : hash_key.of(id)) {
+  if (id.empty()) prompt.assign(its_prompt.begin(), its_prompt.end());
 }
 
 bool Problem::continued_by(Tokens prompt) const {

@@ -14,6 +14,7 @@
 
 #include "draft/drafter.h"
 #include "draft/twins.h"
+#include "hash/keyed.h"
 #include "index/segments.h"
 #include "live/live_text.h"
 #include "registry/monitor.h"
@@ -25,16 +26,9 @@ struct ProblemKey {
   // Keeps the prompt if there is no id. Hashes it here, once and without the lock, because a long prompt takes a while.
   ProblemKey(std::string its_id, Tokens its_prompt);
 
-  // The hash of an empty prompt, and the hash of a prompt with one more token.
-  static std::uint64_t start() { return std::hash<std::string>()(std::string()); }
-  static std::uint64_t next(std::uint64_t hash, Token token) {
-    hash = (hash ^ static_cast<std::uint32_t>(token)) * 0x9E3779B97F4A7C15u;
-    return hash ^ hash >> 29;
-  }
-
   std::string id;
   std::vector<Token> prompt;  // empty if there is an id
-  std::uint64_t hash;
+  std::uint64_t hash;         // of the id or the prompt
 
   bool operator==(const ProblemKey&) const = default;
   // Compares the hashes first, because different keys mostly differ there.

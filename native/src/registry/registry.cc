@@ -53,11 +53,12 @@ void Registry::use(Problem& problem) {
   if (problem.twins) twinned_.splice(twinned_.end(), twinned_, problem.twinned);
 }
 
-std::shared_ptr<Problem> Registry::problem_of(Namespace& namespace_, ProblemKey&& key, Tokens prompt) {
+std::shared_ptr<Problem> Registry::problem_of(Namespace& namespace_, ProblemKey&& key, Tokens prompt,
+                                              Monitor::Lock& lock) {
   if (key.id.empty() && !namespace_.problems.contains(key)) {
-    const auto continues = [prompt](const Problem& problem)
-                               REQUIRES(engine_lock) { return problem.continued_by(prompt); };
-    if (Problem* earlier = namespace_.prompts.longest_prefix(prompt, continues)) {
+    Problem* const earlier = namespace_.prompts.continued_by(prompt, lock);
+    if (namespace_.gone) return nullptr;
+    if (earlier) {
       use(*earlier);
       return earlier->shared_from_this();
     }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <list>
+#include <map>
 #include <memory>
 #include <string>
 #include <unordered_map>
@@ -15,7 +16,8 @@ class Registry {
   // `index_tokens`: how many tokens the index of a namespace may hold.
   Registry(MemoryLedger& ledger, std::size_t index_tokens) : ledger_(ledger), index_tokens_(index_tokens) {}
 
-  using Namespaces = std::unordered_map<std::string, std::shared_ptr<Namespace>>;
+  // A tree, because clients choose the names.
+  using Namespaces = std::map<std::string, std::shared_ptr<Namespace>>;
   const Namespaces& namespaces() const REQUIRES(engine_lock) { return namespaces_; }
   // The namespace with this name; adds it if it is new.
   std::shared_ptr<Namespace> namespace_named(const std::string& name) REQUIRES(engine_lock);
@@ -29,8 +31,10 @@ class Registry {
   // The problem with this key; adds it, with the key, if it is new. If `used`, it becomes the most recently used
   // problem; otherwise a new problem becomes the least recently used one, and a known one keeps its place.
   std::shared_ptr<Problem> problem(Namespace& namespace_, ProblemKey&& key, bool used = true) REQUIRES(engine_lock);
-  // The problem of a session: the one with this key, else the one of which this is a later turn, else a new one.
-  std::shared_ptr<Problem> problem_of(Namespace& namespace_, ProblemKey&& key, Tokens prompt) REQUIRES(engine_lock);
+  // The problem of a session: the one with this key, else the one of which this is a later turn, else a new one. Null,
+  // and the key is unchanged, if the namespace was erased meanwhile: the search releases the lock after each slice.
+  std::shared_ptr<Problem> problem_of(Namespace& namespace_, ProblemKey&& key, Tokens prompt, Monitor::Lock& lock)
+      REQUIRES(engine_lock);
   // Null if there is none.
   const Problem* find_problem(const std::string& name, const ProblemKey& key) const REQUIRES(engine_lock);
   // Removes a problem that has neither live text nor twins. May destroy it.

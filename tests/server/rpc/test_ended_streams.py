@@ -10,6 +10,8 @@ import pytest
 from histospec.native import Engine
 from histospec.server.observability.metrics import Metrics
 from histospec.server.open_store import open_store
+from histospec.server.rpc.answering import Answering
+from histospec.server.rpc.connections import Connections
 from histospec.server.rpc.service import DraftService
 from histospec.server.security.access import Access
 from histospec.server.settings.config import Config
@@ -62,7 +64,8 @@ async def test_a_stream_that_ends_costs_no_other_its_session(tmp_path: Path) -> 
     config = Config(data_dir=tmp_path, memory=MEMORY, namespace_tokens=0)
     engine = Engine(config.memory, namespace_tokens=0)
     async with opened(open_store(config, "shard-0"), engine) as history:
-        service = DraftService(engine, history, Metrics(engine, history.counts), config, Access(None))
+        metrics, answering = Metrics(engine, history.counts), Answering(Connections())
+        service = DraftService(engine, history, metrics, config, Access(None), answering)
         few, many = Call(service), Call(service)
         few.open(range(1))
         many.open(range(SESSIONS))

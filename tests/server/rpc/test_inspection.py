@@ -1,11 +1,13 @@
 """Inspect: what it says about a namespace, to which callers, and without side effects."""
 
+import difflib
 from pathlib import Path
 
 import grpc
 import pytest
 
 from histospec.client import DraftClient, Inspection, PermissionDenied, Response, SharedPrompts
+from histospec.server.history.namespaces import NEIGHBOURS, look_alikes
 from histospec.v1 import draft_pb2 as pb
 from tests.support.servers import Server, Starter, secret, with_tokens
 from tests.support.wires import Wire
@@ -85,6 +87,33 @@ def test_only_what_the_caller_may_read(guarded: Server) -> None:
     assert (strange.rights, strange.namespace, strange.shared, strange.similar) == ((), None, (), ("run-1",))
     with pytest.raises(PermissionDenied):
         ask(guarded, "run-1", "stranger")
+
+
+def test_names_that_the_caller_may_not_read_crowd_out_no_others(guarded: Server) -> None:
+    for namespace in ("run-1", *(f"run-1z{letter}" for letter in "abcdefghij")):
+        fill(guarded, namespace, range(1))
+    assert len(ask(guarded, "run-1zz").similar) == 8
+    assert ask(guarded, "run-1zz", "reader").similar == ("run-1",)
+
+
+def test_the_cost_of_look_alikes_does_not_grow_with_their_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared = []
+    real = difflib.SequenceMatcher.ratio
+
+    def ratio(matcher: difflib.SequenceMatcher[str]) -> float:
+        compared.append(matcher)
+        return real(matcher)
+
+    monkeypatch.setattr(difflib.SequenceMatcher, "ratio", ratio)
+    name = "".join(chr(ord("a") + number * number % 26) for number in range(120))
+    others = [f"{name}-{number:04}" for number in range(2000)] + [f"{number:04}-{name}" for number in range(2000)]
+    assert len(look_alikes(name, others, 8)) == 8
+    assert len(compared) <= 2 * 4 * NEIGHBOURS  # difflib computes a ratio twice
+
+
+def test_look_alikes_differ_at_either_end_or_in_between() -> None:
+    others = [f"other-{number}" for number in range(100)]
+    assert look_alikes("run-1", [*others, "run-2", "my-run-1", "rum-1", "run-1"], 8) == ["run-2", "rum-1", "my-run-1"]
 
 
 def test_a_store_that_is_gone_is_said_to_who_may_write(guarded: Server, tmp_path: Path) -> None:

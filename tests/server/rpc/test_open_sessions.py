@@ -34,3 +34,24 @@ async def all_are_closed() -> None:
     assert seen[0] == SESSIONS
     assert len(set(seen)) > 2, "the sessions were closed all at once"
     assert len(sessions) == engine.stats()["sessions"] == 0
+
+
+def test_a_client_cannot_choose_the_keys_of_the_table() -> None:
+    asyncio.run(keys_are_secret())
+
+
+async def keys_are_secret() -> None:
+    engine = Engine(namespace_tokens=0)
+    sessions = OpenSessions(engine, Mock())
+    chosen = [0, 1, 2**61 - 1, 2**64 - 1]
+    for number in chosen:
+        await sessions.open(wire.Open(number, Problem("run", PROMPT.tobytes()), PROMPT, NO_TOKENS, None, ""))
+    assert not set(chosen) & set(sessions._ids)
+    assert not set(chosen) & set(sessions._origins)
+    assert all(number in sessions for number in chosen)
+    assert sessions.numbers([5, *chosen]).tolist()[0] == -1
+    assert (engine.lengths(sessions.numbers(chosen)) == 0).all()
+    assert sessions.forget(2**64 - 1)
+    assert 2**64 - 1 not in sessions
+    await sessions.forget_all()
+    assert engine.stats()["sessions"] == 0

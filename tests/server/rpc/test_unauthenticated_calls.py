@@ -11,6 +11,8 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
+from histospec.server.rpc.answering import Answering
+from histospec.server.rpc.connections import Connections
 from histospec.server.rpc.interceptors import RECEIVED_AT_A_TIME, SHORT_BYTES, WAITING_CALLS, UnauthenticatedCalls
 from tests.support.servers import Server
 from tests.support.waiting import Latch
@@ -81,6 +83,10 @@ class Silent:
         self._peer = f"ipv4:{host}:50000"
         self.message: asyncio.Future[object] = asyncio.get_running_loop().create_future()
         self.received = False
+        self.answer = b""
+
+    async def write(self, answer: bytes) -> None:
+        self.answer = answer
 
     def peer(self) -> str:
         return self._peer
@@ -97,16 +103,18 @@ def test_each_host_has_its_own_turns() -> None:
         return request
 
     async def run() -> None:
-        serve = UnauthenticatedCalls().serve(grpc.unary_unary_rpc_method_handler(answer, bytes, bytes)).stream_unary
+        handler: Any = grpc.unary_unary_rpc_method_handler(answer, bytes, bytes)
+        serve: Any = UnauthenticatedCalls(Answering(Connections())).serve(handler).stream_stream
         mine = [Silent("10.0.0.1") for _ in range(RECEIVED_AT_A_TIME + 1)]
         other = Silent("10.0.0.2")
-        served = [asyncio.ensure_future(serve(None, call)) for call in (*mine, other)]  # type: ignore[misc, arg-type]
+        served = [asyncio.ensure_future(serve(None, call)) for call in (*mine, other)]
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         assert [call.received for call in (*mine, other)] == [True] * RECEIVED_AT_A_TIME + [False, True]
         for call in (*mine, other):
             call.message.set_result(b"a message")
-        assert await asyncio.gather(*served) == [b"a message"] * len(served)
+        await asyncio.gather(*served)
+        assert [call.answer for call in (*mine, other)] == [b"a message"] * len(served)
         assert mine[-1].received
 
     asyncio.run(run())

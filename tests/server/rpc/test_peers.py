@@ -1,0 +1,165 @@
+"""Callers that do not send their requests whole, or read no answers, cost neither memory nor places nor the drain."""
+
+import signal
+import struct
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+import xxhash
+
+from histospec.specrl import rollout_cache_pb2 as specrl
+from histospec.specrl import rollout_cache_pb2_grpc as specrl_grpc
+from histospec.v1 import draft_pb2 as pb
+from histospec.v1 import draft_pb2_grpc as pb_grpc
+from tests.support.raw_http2 import RawHttp2, message
+from tests.support.servers import Peak, Starter, secret, with_tokens
+from tests.support.waiting import eventually
+from tests.support.wires import Connector, i32
+
+MIB = 1 << 20
+SERVICE = "/histospec.v1.DraftService"
+UPDATE = "/specrl.RolloutCacheService/UpdateCache"
+WATCH = "/grpc.health.v1.Health/Watch"
+REFLECTION = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
+ENDED = 60.0  # seconds; detects a hang
+
+
+@pytest.mark.parametrize("window", [0, 65_535])
+@pytest.mark.parametrize("path", [WATCH, f"{SERVICE}/Topology", REFLECTION])
+def test_a_peer_that_reads_nothing_does_not_hold_the_drain(start_server: Starter, path: str, window: int) -> None:
+    server = start_server("--drain-seconds", "1")
+    request = b"\x3a\x00" if "reflection" in path else b""  # lists services
+    with closing(RawHttp2(server.endpoint, window=window)) as peer:
+        peer.call(1, path, message(request))
+        time.sleep(0.5)  # time in which the call arrives
+        server.signal(signal.SIGTERM)
+        assert server.wait() == 0
+
+
+def test_health_changes_although_a_watcher_reads_nothing(start_server: Starter) -> None:
+    """A watcher from the start of the server, before it is ready, does not hold it at NOT_SERVING."""
+    server = start_server()
+    with closing(RawHttp2(server.endpoint, window=0)) as peer, grpc.insecure_channel(server.endpoint) as channel:
+        for number in range(1, 7, 2):
+            peer.call(number, WATCH, message(b""))
+        check = channel.unary_unary("/grpc.health.v1.Health/Check", None, None)
+        assert check(b"", timeout=ENDED) == b"\x08\x01"  # SERVING
+
+
+def test_watches_are_bounded(start_server: Starter) -> None:
+    server = start_server()
+    with grpc.insecure_channel(server.endpoint) as channel:
+        watch: Any = channel.unary_stream(WATCH, None, None)
+        open_calls = [watch(b"", timeout=300) for _ in range(64)]
+        for call in open_calls:
+            assert next(call) == b"\x08\x01"
+        with pytest.raises(grpc.RpcError) as refused:
+            next(watch(b"", timeout=ENDED))
+        assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert "64 watches of this host" in str(refused.value.details())
+        for call in open_calls:
+            call.cancel()
+        name = b"\x0a" + struct.pack("B", 127) + b"x" * 127
+        assert next(watch(name, timeout=ENDED)) == b"\x08\x03"  # SERVICE_UNKNOWN
+        long = b"\x0a\xac\x02" + b"x" * 300
+        with pytest.raises(grpc.RpcError) as refused:
+            next(watch(long, timeout=ENDED))
+        assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+@pytest.mark.parametrize("connections", [1, 12])
+def test_histories_that_are_not_read_take_bounded_memory(
+    start_server: Starter, connect: Connector, connections: int
+) -> None:
+    """
+    1. A reader asks for the same 24 MiB again and again, and reads nothing. Before, all answers were in memory.
+    2. Another one's short history is answered meanwhile; later the large one, too.
+    """
+    server = start_server("--memory", "64MiB")
+    wire = connect(server.endpoint)
+    rng = np.random.default_rng(0)
+    for _ in range(6):
+        wire.ingest([1], [rng.integers(0, 50_000, MIB).tolist()])
+    wire.ingest([2], [[3]])
+    calls = 48
+    peak = Peak(server.pid)
+    peers = [RawHttp2(server.endpoint, window=0) for _ in range(connections)]
+    request = message(pb.HistoryRequest(namespace="run", prompt=i32([1])).SerializeToString())
+    try:
+        for number in range(calls // connections):
+            for peer in peers:
+                peer.call(2 * number + 1, f"{SERVICE}/History", request)
+        short = pb.HistoryRequest(namespace="run", prompt=i32([2]))
+        assert len(wire.stub.History(short, timeout=ENDED).responses) == 1
+        eventually(lambda: all(peer.closed for peer in peers), "a connection that reads nothing stays")
+    finally:
+        for peer in peers:
+            peer.close()
+    assert peak.grown() < 300 * MIB
+    large = pb.HistoryRequest(namespace="run", prompt=i32([1]))
+    with grpc.insecure_channel(server.endpoint, options=[("grpc.max_receive_message_length", -1)]) as channel:
+        assert len(pb_grpc.DraftServiceStub(channel).History(large, timeout=ENDED).responses) == 6
+
+
+@pytest.mark.parametrize("method", ["Ingest", "History", "Import", "Draft", "UpdateCache"])
+def test_requests_that_are_never_whole_take_bounded_memory(
+    start_server: Starter, connect: Connector, method: str
+) -> None:
+    """Before, each took all that it had sent: 40 MiB."""
+    server = start_server("--memory", "64MiB")
+    wire = connect(server.endpoint)
+    path = UPDATE if method == "UpdateCache" else f"{SERVICE}/{method}"
+    whole = message(bytes(40 * MIB))
+    peak = Peak(server.pid)
+    peers = [RawHttp2(server.endpoint) for _ in range(16)]
+    try:
+        for peer in peers:
+            peer.call(1, path, None)
+        with ThreadPoolExecutor(len(peers)) as threads:
+            list(threads.map(lambda peer: peer.send(1, whole[:-1], seconds=20.0), peers))
+        assert peak.grown() < 400 * MIB
+        wire.ingest([1], [[2]])
+        assert wire.history([1]) == [[2]]
+    finally:
+        for peer in peers:
+            peer.close()
+
+
+def test_rights_are_checked_before_a_request_is_read(start_server: Starter, tmp_path: Path) -> None:
+    """A call that its token can never make is refused although its message never arrives."""
+    tokens = with_tokens(tmp_path, reader={"rights": ["read"], "namespaces": ["a"]}, writer={"rights": ["write"]})
+    server = start_server(*tokens)
+    refused = {"reader": ["Ingest", "Import", "Export", "DropNamespace", "Rewind"], "writer": ["Draft", "History"]}
+    paths = [(name, f"{SERVICE}/{method}") for name, methods in refused.items() for method in methods]
+    with closing(RawHttp2(server.endpoint)) as peer:
+        for number, (name, path) in enumerate([*paths, ("reader", UPDATE)]):
+            peer.call(2 * number + 1, path, None, secret(name))
+        eventually(lambda: len(peer.ended) > len(paths), "a call is not refused")
+    log = [entry["reason"] for entry in server.log if entry.get("event") == "rpc refused"]
+    assert "token 'reader' has no right to write" in log
+    assert "token 'reader' has no right to write in namespace 'specrl'" in log
+
+
+@pytest.mark.parametrize("path", [UPDATE, f"{SERVICE}/Ingest", f"{SERVICE}/Export", f"{SERVICE}/Import"])
+def test_calls_that_send_headers_alone_take_no_place(start_server: Starter, connect: Connector, path: str) -> None:
+    server = start_server()
+    wire = connect(server.endpoint)
+    with closing(RawHttp2(server.endpoint)) as peer:
+        for number in range(40):
+            peer.call(2 * number + 1, path, None)
+        stub = specrl_grpc.RolloutCacheServiceStub(wire.channel)
+        digest = xxhash.xxh64_intdigest(i32([1, 2]), seed=0)
+        update = specrl.UpdateCacheRequest(
+            prompt_hash=digest, prompt=specrl.TokenList(tokens=[1, 2]), responses=[specrl.TokenList(tokens=[3])]
+        )
+        assert stub.UpdateCache(update, timeout=ENDED).success
+        wire.ingest([1], [[2]])
+        assert len(list(wire.stub.Export(pb.ExportRequest(), timeout=ENDED))) >= 2
+        assert wire.stub.Import(pb.ImportRequest(namespace="run"), timeout=ENDED) == pb.ImportResponse()
+        assert not peer.closed
