@@ -77,15 +77,15 @@ class Line(_Strict):
     responses: Annotated[Sequence[LineResponse], Field(min_length=1)]
 
 
-def read_as(kind: type[L], file: BinaryIO) -> Iterator[tuple[str, L]]:
-    """Yields the records of an open binary file as `kind`, a kind of `Line`, each with its place, such as `line 7`.
+def read_as(kind: type[L], file: BinaryIO) -> Iterator[tuple[Record, L]]:
+    """Yields the records of an open binary file as `kind`, a kind of `Line`.
 
     Raises:
         RecordingError: a record is not such a line, or the file is unreadable or empty. Ids may repeat.
 
     """
     for record in source.records(file):
-        yield record.place, record.checked(kind)
+        yield record, record.checked(kind)
 
 
 def problems(records: Iterable[Record]) -> Iterator[Problem]:

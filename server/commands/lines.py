@@ -1,4 +1,9 @@
-"""The lines of a snapshot: one problem per line, in the format of recorded rollouts (docs/replay.md)."""
+"""The lines of a snapshot: one problem per line, in the format of recorded rollouts (docs/replay.md).
+
+The last line ends with the field `seal`: the number of lines, and the XXH3 hash of all bytes before the seal. Each line
+says that a seal follows, in the field `sealed`. So a file that was cut or changed is noticed. Readers of recorded
+rollouts ignore both fields. A file without them, which another program wrote, can be restored, too.
+"""
 
 import base64
 import json
@@ -10,13 +15,14 @@ from itertools import groupby
 from typing import Annotated, Any, BinaryIO, NamedTuple
 
 import numpy as np
+import xxhash
 from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from histospec.protocol.alternatives import fault
 from histospec.protocol.arrays import FLOAT32, INT32
 from histospec.protocol.limits import MAX_NAMESPACE, MAX_PROBLEM
-from histospec.replay.recordings import Line, LineResponse, read_as
+from histospec.replay.recordings import Line, LineResponse, RecordingError, read_as
 from histospec.server.stores.interface import Problem, Record
 from histospec.server.stores.records import mask
 
@@ -45,11 +51,49 @@ def summary(counts: "Counter[str]") -> str:
 
 # Writing
 
+SEAL = b',"seal":'
+
+
+class Seal(NamedTuple):
+    """What the last line says of the file."""
+
+    lines: int
+    xxh3: str
+    """XXH3-64 in hex."""
+
+
+class _Running:
+    """The seal of the lines so far."""
+
+    def __init__(self) -> None:
+        self._lines = 0
+        self._hash = xxhash.xxh3_64()
+
+    def add(self, line: bytes) -> bytes:
+        """Adds a line, and returns it."""
+        self._lines += 1
+        self._hash.update(line)
+        return line
+
+    @property
+    def value(self) -> Seal:
+        return Seal(self._lines, self._hash.hexdigest())
+
 
 def encoded(problems: Iterable[Stored]) -> Iterator[bytes]:
-    """Yields one line per problem."""
+    """Yields one line per problem, the last one with the seal."""
+    seal = _Running()
+    line = b""
     for stored in problems:
-        yield json.dumps(_line(stored), separators=(",", ":")).encode() + b"\n"
+        if line:
+            yield seal.add(line + b"\n")
+        line = _json({"sealed": True, **_line(stored)})
+    if line:
+        yield seal.add(line[:-1]) + SEAL + _json(seal.value._asdict()) + b"}\n"
+
+
+def _json(value: dict[str, Any]) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode()
 
 
 def packed(lines: Iterable[bytes]) -> Iterator[bytes]:
@@ -139,6 +183,8 @@ class _StoredLine(Line):
     id: Annotated[str, Field(max_length=MAX_PROBLEM)] | None = None
     responses: Annotated[Sequence[_StoredResponse], Field(min_length=1)]
     estimator: Annotated[bytes, BeforeValidator(_base64)] | None = None
+    sealed: bool = False
+    seal: Seal | None = None
 
     def stored(self) -> Stored:
         problem = Problem(self.namespace, np.array(self.prompt, INT32).tobytes(), self.id or "")
@@ -147,12 +193,36 @@ class _StoredLine(Line):
 
 
 def namespaces(source: BinaryIO, pattern: str) -> set[str]:
-    """Returns the matching namespaces of a whole file. Raises RecordingError if a line is invalid."""
-    return {line.namespace for _, line in read_as(_StoredLine, source) if fnmatchcase(line.namespace, pattern)}
+    """Returns the matching namespaces of a whole file. Raises RecordingError if a line is invalid, or the seal."""
+    return {line.namespace for line in _lines(source) if fnmatchcase(line.namespace, pattern)}
 
 
 def decoded(source: BinaryIO, pattern: str) -> Iterator[Stored]:
     """Yields the problems of a file in namespaces that match. Raises RecordingError."""
-    for _, line in read_as(_StoredLine, source):
+    for line in _lines(source):
         if fnmatchcase(line.namespace, pattern):
             yield line.stored()
+
+
+def _lines(source: BinaryIO) -> Iterator[_StoredLine]:
+    """Yields the lines of one or several snapshots, and checks their seals."""
+    running: _Running | None = None
+    place = ""
+    for record, line in read_as(_StoredLine, source):
+        place = record.place
+        content = record.content
+        if isinstance(content, bytes) and (line.sealed or line.seal or running):
+            running = running or _Running()
+            if line.seal is None:
+                running.add(content + b"\n")
+            else:
+                running.add(content[: content.rfind(SEAL)])
+                if running.value != line.seal:
+                    raise record.wrong(
+                        f"the file does not match its seal: of {line.seal.lines} lines, some are missing or were "
+                        "changed; copy the file again, or restore another one"
+                    )
+                running = None
+        yield line
+    if running:
+        raise RecordingError(f"after {place}: the last lines are missing; copy the file again, or restore another one")

@@ -126,6 +126,7 @@ def _counted(problems: Iterable[Stored], counts: "Counter[str]") -> Iterator[Sto
 
 def _stored(reader: Reader, pattern: str) -> Iterator[Stored]:
     """Yields the problems of a store in namespaces that match."""
+    reader.complete()
     for namespace in sorted(reader.newest_epochs()):
         if fnmatchcase(namespace, pattern):
             learned = reader.estimator(namespace)

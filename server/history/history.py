@@ -78,7 +78,7 @@ class History:
 
     def __init__(self, engine: Engine, store: Store, max_namespaces: int, watch_seconds: float = WATCH_SECONDS) -> None:
         self.counts = Counts()
-        self.epochs = Epochs(store, watch_seconds)
+        self.epochs = Epochs(store, watch_seconds, self._follow)
         self.namespaces = Namespaces(max_namespaces)
         self._engine = engine
         self._store = store
@@ -311,13 +311,22 @@ class History:
         self.require_open()
         return await self._tasks.run(self._forget(namespace, epoch))
 
-    async def _forget(self, namespace: str, epoch: int | None) -> int:
+    async def _follow(self, namespace: str, epoch: int | None) -> None:
+        """Forgets a namespace that another shard dropped (None) or rewound, or that the store lost."""
+        what = "another shard dropped it" if epoch is None else "another shard rewound it, or the store lost it"
+        log.warning("the index forgets a namespace", namespace=namespace, reason=what)
+        await self._tasks.run(self._forget(namespace, epoch, in_store=False))
+
+    async def _forget(self, namespace: str, epoch: int | None, in_store: bool = True) -> int:
         rewinds = epoch is not None
+        deleted = 0
         async with self.learning.forgetting(namespace):
-            with self.missing.forgetting(namespace, keeps=rewinds):
-                with self.counts.store_request():
-                    deleting = self._store.drop(namespace) if epoch is None else self._store.rewind(namespace, epoch)
-                    deleted = await asyncio.wrap_future(deleting)
+            with self.missing.forgetting(namespace, keeps=rewinds or not in_store):
+                if in_store:
+                    with self.counts.store_request():
+                        drop, rewind = self._store.drop, self._store.rewind
+                        deleting = drop(namespace) if epoch is None else rewind(namespace, epoch)
+                        deleted = await asyncio.wrap_future(deleting)
                 self.epochs.set_back(namespace, epoch)
                 async with self.missing.still():
                     await self._indexing.drop(namespace, keep_learned=rewinds)

@@ -3,8 +3,9 @@
 import asyncio
 import bisect
 import difflib
-from collections.abc import Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from contextlib import suppress
+from typing import Any
 
 import structlog
 
@@ -78,11 +79,21 @@ class Epochs:
     """Knows the newest epoch of each namespace, and what may advance it. Used only on the event loop.
 
     Callers advance it, and other shards that share the store.
+
+    Args:
+        store: may be shared.
+        watch_seconds: time between two checks of the store.
+        follow: called for a namespace that the store no longer has as it was, with the newest epoch there, or None if
+            another shard dropped it. Must call `set_back`.
+
     """
 
-    def __init__(self, store: Store, watch_seconds: float) -> None:
+    def __init__(
+        self, store: Store, watch_seconds: float, follow: Callable[[str, int | None], Coroutine[Any, Any, None]]
+    ) -> None:
         self._store = store
         self._watch_seconds = watch_seconds
+        self._follow = follow
         self._newest: dict[str, int] = {}
         self._explicit: set[str] = set()  # namespaces in which a caller has given an epoch
         self._setbacks = 0  # drops and rewinds; epochs read from the store before the last one are outdated
@@ -121,7 +132,7 @@ class Epochs:
             self._newest[namespace] = min(self._newest[namespace], epoch)
 
     def watch(self) -> None:
-        """Starts to check every few seconds for newer epochs, if other shards share the store."""
+        """Starts to check every few seconds what other shards have done, if they share the store."""
         if not self._store.whole_at_start:
             self._watching = asyncio.ensure_future(self._watch())
 
@@ -133,12 +144,15 @@ class Epochs:
                 return
             before = self._setbacks
             try:
+                replaced = await asyncio.to_thread(self._store.replaced)
                 stored = await asyncio.to_thread(self._store.newest_epochs)
             except StoreError as error:
                 if (left_out := throttle.admits("failed")) is not None:
                     log.warning("the newest epochs of other shards are not known", reason=str(error), **left_out)
             else:
-                if before == self._setbacks:
+                for namespace, dropped in replaced.items():
+                    await self._follow(namespace, None if dropped else stored.get(namespace, 0))
+                if before + len(replaced) == self._setbacks:
                     self.merge(stored)
 
     async def close(self) -> None:

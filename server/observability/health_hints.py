@@ -69,6 +69,8 @@ class Facts(NamedTuple):
     """The files that cannot be read now, and why."""
     store_trouble: str = ""
     """Why the store accepts nothing until a person acts."""
+    store_hazard: str = ""
+    """Which setting may make the store lose responses."""
     store_outage: str = ""
     """Why the store does not answer now."""
     damaged: float = 0
@@ -119,6 +121,12 @@ def _faults(facts: Facts) -> Iterator[Hint]:
             "see HistoSpecStoreDamaged in docs/runbooks.md."
         )
         yield Hint("bad", "The store was damaged", text)
+    if facts.store_hazard:
+        text = (
+            f"{facts.store_hazard}. When its memory is full, it deletes stored responses, and does not say so. With "
+            "noeviction it refuses new ones, and the server reports a full store."
+        )
+        yield Hint("warn", "The store may delete responses", text)
     if facts.retention_paused:
         text = (
             f"{facts.retention_paused[0].upper()}{facts.retention_paused[1:]}. Retention deletes nothing until then. "

@@ -177,6 +177,7 @@ class Overview:
             store_errors=recent["store_errors"] or 0,
             unreadable=self._unreadable(),
             store_trouble=self._store.trouble,
+            store_hazard=self._store.hazard,
             store_outage=self._store.outage,
             damaged=self._store.damaged_responses,
             retention_paused=self._store.retention_paused,

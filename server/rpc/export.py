@@ -63,6 +63,7 @@ class Exports:
         peer = context.peer()  # read now: gRPC frees the call behind the context when the caller leaves
         end, done = pb.ExportEnd(), False
         try:
+            await self._history.read(lambda store: store.complete())
             newest = await self._history.read(lambda store: store.newest_epochs())
             # `require` compared two patterns as text; check each namespace that matches, too.
             names = [n for n in sorted(newest) if fnmatchcase(n, pattern) and permit.allows("admin", n)]

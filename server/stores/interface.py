@@ -85,6 +85,9 @@ class StoreSize(NamedTuple):
 class Reader(ABC):
     """Reads a store. Any thread may call the methods; they block, and raise StoreError."""
 
+    def complete(self) -> None:  # noqa: B027 - most stores lack nothing
+        """Makes sure that `newest_epochs` and `problems` leave nothing out. Call it before reading a whole store."""
+
     @abstractmethod
     def newest_epochs(self) -> dict[str, int]:
         """Returns the newest epoch of every namespace."""
@@ -170,6 +173,18 @@ class Store(Reader):
     def trouble(self) -> str:
         """Why nothing can be stored until a person acts; empty if it can."""
         return ""
+
+    @property
+    def hazard(self) -> str:
+        """Which setting may make the store lose responses, and what to set instead; empty if none."""
+        return ""
+
+    def replaced(self) -> dict[str, bool]:
+        """Returns the namespaces whose contents are others than at the last call, and whether they were dropped.
+
+        Another shard dropped or rewound them, or the store lost them.
+        """
+        return {}
 
     @property
     def outage(self) -> str:

@@ -149,6 +149,11 @@ class OpeningStore(Store):
         return "" if self._store is None else self._store.trouble
 
     @property
+    def hazard(self) -> str:
+        """See Store."""
+        return "" if self._store is None else self._store.hazard
+
+    @property
     def outage(self) -> str:
         """See Store."""
         return "" if self._store is None else self._store.outage
@@ -163,7 +168,9 @@ class OpeningStore(Store):
         """See Reader."""
         return 0 if self._store is None else self._store.damaged_responses
 
+    complete = _asks(Store.complete)
     newest_epochs = _asks(Store.newest_epochs)
+    replaced = _asks(Store.replaced)
     problems = _asks(Store.problems)
     history = _asks(Store.history)
     estimator = _asks(Store.estimator)

@@ -1,7 +1,10 @@
 """The durability of the history: every acknowledged response is there after any failure of the server."""
 
 import json
+import os
 import random
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -260,3 +263,39 @@ def test_a_damaged_file_is_served_and_set_aside(start_server: Starter, connect: 
     assert wire.history([9, 9]) == [response(99)]
     assert len(list(server.data_dir.glob("histospec.sqlite.damaged-*Z"))) == 1
     assert not [line for line in server.log if "exception" in line]
+
+
+@pytest.mark.parametrize("name", ["histospec.sqlite", "histospec.sqlite-wal"])
+def test_a_file_that_is_truncated_while_the_server_runs_takes_no_later_response_along(
+    start_server: Starter, connect: Connector, tmp_path: Path, name: str
+) -> None:
+    """
+    1. The database or its log is truncated in place: no write follows, and the metric, the hint and a backup report it.
+    2. Later responses are acknowledged, and there after SIGKILL.
+    3. The backup removes no older one, not even after the restart.
+    """
+    server = start_server()
+    wire = connect(server.endpoint)
+    for number in range(60):
+        wire.ingest(prompt(number), [response(number)])
+    backups = tmp_path / "backups"
+    backups.mkdir()
+    command = [sys.executable, "-m", "histospec.server", "snapshot", f"{backups}/", "--keep", "1"]
+    command += ["--from", server.endpoint]
+    assert subprocess.run(command, cwd="/", capture_output=True, timeout=120).returncode == 0
+    (good,) = backups.iterdir()
+    good = good.rename(good.with_name("2020-01-01T00-00-00Z.jsonl.gz"))
+
+    os.truncate(server.data_dir / name, 5000)
+    eventually(lambda: server.metrics()["histospec_store_damaged_responses_total"] >= 1, "the loss is not counted")
+    assert "The store was damaged" in {hint["title"] for hint in json.loads(server.get("/status")[1])["hints"]}
+    for number in range(100, 180):
+        wire.ingest([9, number], [response(number)])
+    for _ in range(2):
+        done = subprocess.run(command, cwd="/", capture_output=True, text=True, timeout=120)
+        assert done.returncode == 1
+        assert "are damaged and left out" in done.stderr
+        assert good.exists()
+        server.kill()
+        server.start()
+        assert all(wire.history([9, number], wait=True) == [response(number)] for number in range(100, 180))

@@ -4,6 +4,9 @@
     histospec:1:problems:BUCKET:NAMESPACE  set: the digests of its problems
     histospec:1:estimators:NAMESPACE       hash: the estimator of each shard
     histospec:1:namespaces                 sorted set: the newest epoch of each namespace
+    histospec:1:generations                hash: "DROPS:RANDOM" of each namespace, see `generation`
+
+The sets are an index of the hashes: `RedisStore.complete` builds them again where they lack a hash.
 
 DIGEST also places the problem on a shard (`histospec.protocol.placement`).
 """
@@ -19,6 +22,7 @@ from histospec.server.stores.interface import Problem
 
 PREFIX = b"histospec:1:"
 NAMESPACES = PREFIX + b"namespaces"
+GENERATIONS = PREFIX + b"generations"
 ABOUT = b"about"
 BUCKETS = 64
 
@@ -43,6 +47,28 @@ def bucket_key(namespace: bytes, bucket: int) -> bytes:
 def problems_key(namespace: bytes, digest: bytes) -> bytes:
     """Returns the key of the set that lists a problem."""
     return bucket_key(namespace, digest[0] % BUCKETS)
+
+
+def digest_in(key: bytes) -> bytes:
+    """Returns the digest in the key of a problem's hash. Raises ValueError if it has none."""
+    digest = bytes.fromhex(key.removeprefix(PREFIX + b"problem:{").removesuffix(b"}").decode("ascii"))
+    if problem_key(digest) != key:
+        raise ValueError(f"{key!r} is not the key of a problem")
+    return digest
+
+
+def generation(drops: int = 0) -> bytes:
+    """Returns a new generation of a namespace's contents. A drop makes one with another number, a rewind with the same.
+
+    Contents that were lost lack one, or get one with a smaller number from the next write.
+    """
+    return b"%d:" % drops + secrets.token_hex(8).encode()
+
+
+def drops_of(generation: bytes | None) -> int:
+    """Returns how often the namespace was dropped."""
+    number = (generation or b"").partition(b":")[0]
+    return int(number) if number.isdigit() else 0
 
 
 def estimators_key(namespace: bytes) -> bytes:
@@ -76,6 +102,12 @@ def problem_of(about: bytes) -> Problem:
     )  # fmt: skip
 
 
+def compared_size(problem: Problem) -> int:
+    """Returns how many bytes of `about_of` two prompts of one problem have in common: all of them without a name."""
+    about = about_of(problem.identity)
+    return len(about) if problem.name else len(about_of(problem)) + 1
+
+
 def same(held: Problem, asked: Problem) -> bool:
     """Returns whether a stored problem is the requested one: explicit names must match, or else all tokens."""
     if (held.namespace, held.name) != (asked.namespace, asked.name):
@@ -92,4 +124,4 @@ def pairs(answer: Any) -> dict[bytes, bytes]:
 
 def response_names(names: Iterable[bytes]) -> list[bytes]:
     """Returns the fields of responses among the names of a hash, oldest first."""
-    return sorted(name for name in names if name != ABOUT)
+    return sorted(name for name in names if len(name) == FIELD.size and name.startswith(b"r"))

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -25,9 +25,11 @@ REPLICA_SECONDS = 2.0
 FIRST_PAUSE, LAST_PAUSE = 0.25, 5.0  # seconds between tries to reach a server; the pause doubles
 LOG_SECONDS = 60.0  # between two log lines about one outage
 MEMORY_SECONDS = 10.0  # between two requests for the memory in use
+SCANNED = 1000  # keys that a server looks at before it lets others run commands
+SAFE = "noeviction"  # the `maxmemory-policy` that never deletes what was written
 
 Command = tuple[Any, ...]
-"""The command's name, its key, and further arguments."""
+"""The command's name, its key, and further arguments; for EVAL the script, the number 1, the key, and arguments."""
 
 # Errors after which the command may succeed on a retry, perhaps on another server.
 TRANSIENT = (
@@ -76,28 +78,66 @@ class Servers:
         Raises:
             redis.RedisError: the first failure; any of the commands may have run.
         """
-        with self._hidden_password():
-            return self._run(commands, replicas)
+        answers = self.each(commands, replicas)
+        for answer in answers:
+            if isinstance(answer, Exception):
+                raise answer
+        return answers
 
-    def _run(self, commands: Sequence[Command], replicas: bool) -> list[Any]:
+    def each(self, commands: Sequence[Command], replicas: bool = False) -> list[Any]:
+        """Runs commands as `run` does. The answer of a command that failed is its redis.RedisError.
+
+        Raises:
+            redis.RedisError: the servers are not known.
+        """
+        with self._hidden_password():
+            answers = self._each(commands, replicas)
+        for answer in answers:
+            if isinstance(answer, redis.RedisError):
+                self._hide_password(answer)
+        return answers
+
+    def _each(self, commands: Sequence[Command], replicas: bool) -> list[Any]:
         location, client = self._connected()
         wait = location.replicas if replicas else 0
         if not location.cluster:
             return self._pipeline(client, commands, wait)
         by_node: dict[str, list[int]] = {}
-        try:
-            for i, command in enumerate(commands):
-                by_node.setdefault(client.get_node_from_key(command[1]).name, []).append(i)
-            answers: list[Any] = [None] * len(commands)
-            for name, mine in by_node.items():
-                node = client.get_node(node_name=name)
-                some = self._pipeline(client.get_redis_connection(node), [commands[i] for i in mine], wait)
-                for i, answer in zip(mine, some, strict=True):
-                    answers[i] = answer
-        except TRANSIENT:
+        answers: list[Any] = [None] * len(commands)
+        for i, command in enumerate(commands):
+            try:
+                by_node.setdefault(client.get_node_from_key(_key(command)).name, []).append(i)
+            except redis.RedisError as error:  # noqa: PERF203 - no server has its slot
+                answers[i] = error
+        for name, mine in by_node.items():
+            node = client.get_node(node_name=name)
+            some = self._pipeline(client.get_redis_connection(node), [commands[i] for i in mine], wait)
+            for i, answer in zip(mine, some, strict=True):
+                answers[i] = answer
+        if any(isinstance(answer, TRANSIENT) for answer in answers):
             self._disconnect()  # slots may have moved
-            raise
         return answers
+
+    def keys(self, pattern: bytes) -> Iterator[list[bytes]]:
+        """Yields the keys that match, some at a time. A key may come twice.
+
+        Raises:
+            redis.RedisError: a server does not answer.
+        """
+        location, client = self._connected()
+        nodes = [client.get_redis_connection(node) for node in client.get_primaries()] if location.cluster else [client]
+        for node in nodes:
+            cursor = 0
+            while True:
+                try:
+                    with self._hidden_password():
+                        cursor, found = node.scan(cursor, match=pattern, count=SCANNED)
+                except TRANSIENT:
+                    self._disconnect()  # another server may be the primary by now
+                    raise
+                yield found
+                if not cursor:
+                    break
 
     def memory(self) -> list[dict[str, Any]]:
         """Returns `INFO memory` of every server that accepts writes.
@@ -117,8 +157,11 @@ class Servers:
         try:
             yield
         except redis.RedisError as error:
-            error.args = tuple(self._location.without_password(one) for one in error.args)
+            self._hide_password(error)
             raise
+
+    def _hide_password(self, error: redis.RedisError) -> None:
+        error.args = tuple(self._location.without_password(one) for one in error.args)
 
     def _connected(self) -> tuple[Location, Any]:
         """Returns the current location of the store, and the redis-py client for it."""
@@ -131,15 +174,21 @@ class Servers:
                 self._client = self._connect(location)
             return location, self._client
 
-    def _pipeline(self, server: Any, commands: Iterable[Command], wait: int) -> list[Any]:
+    def _pipeline(self, server: Any, commands: Sequence[Command], wait: int) -> list[Any]:
         pipeline = server.pipeline(transaction=False)
         for command in commands:
             pipeline.execute_command(*command)
         if wait:
             pipeline.execute_command("WAIT", wait, self._replica_milliseconds)
-        answers = list(pipeline.execute())
-        if wait and (have := answers.pop()) < wait:
-            raise TooFewReplicas(f"{have} replicas have the write, {wait} are required")
+        try:
+            answers = list(pipeline.execute(raise_on_error=False))
+        except redis.RedisError as error:  # the server does not answer
+            return [error] * len(commands)
+        if wait:
+            have = answers.pop()
+            if isinstance(have, Exception) or have < wait:
+                text = f"{have} replicas have the write, {wait} are required"
+                return [have if isinstance(have, Exception) else TooFewReplicas(text)] * len(commands)
         return answers
 
     def _connect(self, location: Location) -> Any:
@@ -174,6 +223,10 @@ class Servers:
         self._disconnect()
 
 
+def _key(command: Command) -> Any:
+    return command[3] if command[0] == "EVAL" else command[1]
+
+
 def _no_cluster(error: BaseException) -> redis.RedisError:
     """Returns why a client could not find its Cluster: the answer of a node, or that no node answered as one."""
     cause = error.__cause__
@@ -204,6 +257,8 @@ class Memory:
         self._next = float("-inf")
         self._asking = False
         self._known: tuple[int | None, int | None] = (None, None)
+        self.evicts = ""
+        """The `maxmemory-policy` of a server that deletes keys when it is full; empty if there is none."""
         self.outage = ""
         """Why Redis did not answer; empty if it did."""
 
@@ -221,6 +276,11 @@ class Memory:
             answers = self._ask()
             used, limits = ([int(answer[key]) for answer in answers] for key in ("used_memory", "maxmemory"))
             self._known = sum(used), sum(limits) if all(limits) else None
+            policies = (str(answer.get("maxmemory_policy", SAFE)) for answer in answers)
+            evicts = next((policy for policy in policies if policy != SAFE), "")
+            if evicts and not self.evicts:
+                log.warning("Redis deletes stored responses when it is full; set noeviction", maxmemory_policy=evicts)
+            self.evicts = evicts
             self.outage = ""
         except (redis.RedisError, OSError, LookupError, ValueError) as error:  # unreachable, or not allowed to answer
             self._known = (None, None)

@@ -1,19 +1,22 @@
 """The store in Redis or Valkey, alone or as a Cluster, which all shards share.
 
 `keys` describes the layout. The store finds a problem by its digest, and also compares the tokens before the first
-write and at every read. It lists a problem before it writes the first response, so that every response can be found
-from its namespace. It chooses the name of a response's field once: after a lost answer, writing the response again
-changes nothing.
+write and at every read. Every write lists its problem and its namespace again before it is acknowledged, because Redis
+may have lost them. What needs all problems of a namespace first looks for unlisted ones (`complete`). The store
+chooses the name of a response's field once: after a lost answer, writing the response again changes nothing.
 """
 
+import struct
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from functools import partial
 from itertools import chain, groupby, repeat
-from typing import Any, TypeVar
+from typing import Any
 
+import numpy as np
 import redis
 import structlog
 
@@ -34,12 +37,18 @@ from histospec.server.stores.interface import (
 from histospec.server.stores.redis.keys import (
     ABOUT,
     BUCKETS,
+    GENERATIONS,
     NAMESPACES,
+    PREFIX,
     about_of,
     bucket_key,
+    compared_size,
+    digest_in,
     digest_of,
+    drops_of,
     epoch_of,
     estimators_key,
+    generation,
     pairs,
     problem_key,
     problem_of,
@@ -51,7 +60,6 @@ from histospec.server.stores.redis.keys import (
 from histospec.server.stores.redis.servers import TRANSIENT, Command, Memory, Servers
 
 log = structlog.get_logger()
-T = TypeVar("T")
 Run = Callable[[Sequence[Command]], list[Any]]
 
 PAGE = 500  # problems per round trip
@@ -60,6 +68,26 @@ READ_PAGE = 64  # responses per round trip
 PATIENCE = 10.0
 PAUSES = (0.05, 0.1, 0.2, 0.5)  # seconds between tries; the last one repeats
 KNOWN_PROBLEMS = 200_000  # problems whose epochs are remembered, so that a write need not ask for them
+
+PUT = """
+local about = redis.call('HGET', KEYS[1], 'about')
+if not about then
+    if ARGV[1] == '' then return -1 end
+    redis.call('HSET', KEYS[1], 'about', ARGV[1])
+elseif ARGV[1] ~= '' and string.sub(about, 1, ARGV[2]) ~= string.sub(ARGV[1], 1, ARGV[2]) then
+    return -2
+end
+for i = 4, #ARGV, 2 do redis.call('HSET', KEYS[1], ARGV[i], ARGV[i + 1]) end
+if ARGV[3] == '0' then redis.call('PERSIST', KEYS[1]) else redis.call('PEXPIRE', KEYS[1], ARGV[3]) end
+return redis.call('HLEN', KEYS[1]) - 1
+"""
+"""Adds responses to the hash of a problem, which never has responses without "about". Returns how many it has then.
+
+Arguments: the problem, or nothing if it was compared before; how many bytes of it to compare; how many milliseconds it
+stays, 0 for ever; then names and values.
+"""
+GONE, OTHER = -1, -2
+"""Answers of PUT: the hash of a compared problem is gone; another problem has the hash."""
 
 
 class _Append:
@@ -72,9 +100,15 @@ class _Append:
         self.digest = digest_of(problem)
         self.key = problem_key(self.digest)
         self.about = about_of(problem)
+        self.compared = compared_size(problem)
         self.epochs = {record.epoch for record in batch.records}
         self.fields = response_fields(record.epoch for record in batch.records)
         self.values = [records.pack(record) for record in batch.records]
+
+    def put(self, retention: int, known: bool) -> Command:
+        """Returns the command that adds the responses. `known`: the hash is that of this problem, if it exists."""
+        pairs_ = (part for pair in zip(self.fields, self.values, strict=True) for part in pair)
+        return ("EVAL", PUT, 1, self.key, b"" if known else self.about, self.compared, retention, *pairs_)
 
 
 class RedisStore(Store):
@@ -110,12 +144,12 @@ class RedisStore(Store):
         self._damage = records.DamageCount()
         self._shard = shard.encode()
         # Only the writer's thread uses these.
-        self._epochs: OrderedDict[bytes, set[int]] = OrderedDict()  # by digest: the known epochs
-        self._newest: dict[bytes, int] = {}
+        # By digest: known epochs. The problems are those whose prompts were compared.
+        self._epochs: OrderedDict[bytes, set[int]] = OrderedDict()
         self._away = False
-        self._writer: GroupCommit[_Append | list[Command] | partial[int]] = GroupCommit(
-            self._write, servers.close, max_backlog
-        )
+        # The generation of each namespace when the server last looked.
+        self._generations: dict[bytes, bytes] = {}
+        self._writer: GroupCommit[_Append | partial[Any]] = GroupCommit(self._write, servers.close, max_backlog)
 
     # Writing
 
@@ -135,6 +169,12 @@ class RedisStore(Store):
         return StoreSize(*self._memory.look())
 
     @property
+    def hazard(self) -> str:
+        """See Store."""
+        policy = self._memory.evicts
+        return f"maxmemory-policy of Redis is {policy}; set noeviction" if policy else ""
+
+    @property
     def outage(self) -> str:
         """See Store. Returns what was last seen; asks Redis at most every ten seconds."""
         self._memory.look()
@@ -145,10 +185,8 @@ class RedisStore(Store):
         return self._writer.submit(_Append(batch), batch.size)
 
     def save_estimator(self, namespace: str, state: bytes) -> "Future[None]":
-        """See Store."""
-        name = namespace.encode()
-        listed: Command = ("ZADD", NAMESPACES, "GT", 0, name)
-        return self._writer.submit([listed, ("HSET", estimators_key(name), self._shard, state)], len(state))
+        """See Store. Saves nothing if another shard has dropped the namespace since `replaced` was called."""
+        return self._writer.submit(partial(self._save, namespace.encode(), state), len(state))
 
     def drop(self, namespace: str) -> "Future[int]":
         """See Store."""
@@ -162,92 +200,130 @@ class RedisStore(Store):
         """Writes the group in order; sends neighbouring appends together."""
         for kind, some in groupby(group, key=lambda work: type(work.what)):
             works = list(some)
-            what = [work.what for work in works]
-            results: list[Any]
-            try:
-                if kind is _Append:
-                    results = self._patiently(self._append, what)
-                elif kind is list:
-                    self._patiently(self._servers.run, [command for commands in what for command in commands], True)
-                    results = [None] * len(works)
-                else:
-                    results = [self._patiently(run) for run in what]
-            except redis.RedisError as error:
-                results = [_explain(error)] * len(works)
-            for work, result in zip(works, results, strict=True):
-                if isinstance(result, StoreError):
-                    self._writer.fail(work, result)
-                else:
-                    self._writer.settle(work, result)
+            if kind is _Append:
+                self._patiently(self._append, works)
+            else:
+                self._patiently(self._run, works)
 
-    def _patiently(self, run: Callable[..., T], *arguments: Any) -> T:
+    def _patiently(self, run: Callable[[list[Work[Any]]], list[Any]], works: list[Work[Any]]) -> None:
+        """Answers works with the results of `run`, or with errors; runs those again that may still succeed."""
         until = time.monotonic() + (0 if self._away else self._patience)
         for pause in chain(PAUSES, repeat(PAUSES[-1])):
             try:
-                result = run(*arguments)
+                results = run(works)
+            except redis.RedisError as error:
+                results = [error] * len(works)
+            again = []
+            for work, result in zip(works, results, strict=True):
+                if isinstance(result, TRANSIENT):
+                    again.append((work, result))
+                elif isinstance(result, Exception):
+                    self._writer.fail(work, result if isinstance(result, StoreError) else _explain(result))
+                else:
+                    self._writer.settle(work, result)
+            if not again:
                 break
-            except TRANSIENT as error:
-                if time.monotonic() >= until:
-                    if not self._away:
-                        log.warning("the store is away; responses are refused until it is back", reason=str(error))
-                    self._away = True
-                    raise
-                time.sleep(pause)
+            works = [work for work, _ in again]
+            if time.monotonic() >= until:
+                reason = again[0][1]
+                if not self._away:
+                    log.warning("the store is away; responses are refused until it is back", reason=str(reason))
+                self._away = True
+                for work in works:
+                    self._writer.fail(work, _explain(reason))
+                return
+            time.sleep(pause)
         if self._away:
             log.info("the store is back")
         self._away = False
-        return result
 
-    def _append(self, works: Sequence[_Append]) -> list[StoreError | None]:
-        """Writes batches. Returns an error for each that was not written, None for the others."""
-        # Retention may have deleted a problem, so every write lists it again.
-        unknown = [work for work in works if self._retention or work.digest not in self._epochs]
-        collisions = self._list_problems(works, unknown)
-        mine = [work for work in works if work.digest not in collisions]
-        writes: list[Command] = [
-            ("HSET", work.key, *(part for pair in zip(work.fields, work.values, strict=True) for part in pair))
-            for work in mine
+    def _run(self, works: list[Work[partial[Any]]]) -> list[Any]:
+        """Runs the works one after the other. Returns the result of each, or its error."""
+        results: list[Any] = []
+        for work in works:
+            try:
+                results.append(work.what())
+            except redis.RedisError as error:  # noqa: PERF203 - the others go on
+                results.append(error)
+        return results
+
+    def _append(self, group: list[Work[_Append]]) -> list[Exception | None]:
+        """Writes batches, and then lists them. Returns an error for each that was not written, None for the others.
+
+        A drop by another shard deletes problems from their lists before it looks whether they are back. So a problem
+        that is listed after its write stays listed if it was not deleted.
+        """
+        works = [work.what for work in group]
+        sizes = self._put(works)
+        written = [work for work, size in zip(works, sizes, strict=True) if not isinstance(size, Exception)]
+        unlisted = self._list(written)
+        if any(map(is_about_its_key, unlisted.values())):
+            self._complete()  # replaces keys of another type
+            unlisted = self._list(written)
+        if unlisted:
+            self._servers.run([("HDEL", work.key, *work.fields) for work in written if work in unlisted])
+        kept = {work: size for work, size in zip(works, sizes, strict=True) if work in written and work not in unlisted}
+        with suppress(redis.RedisError):  # the responses are stored, and the next write tries again
+            self._trim(kept)
+        return [
+            size if isinstance(size, Exception) else unlisted.get(work) for work, size in zip(works, sizes, strict=True)
         ]
-        if self._retention:  # another shard may have removed a just listed problem from its list, see `_tidy`
-            writes += [("SADD", problems_key(work.namespace, work.digest), work.digest) for work in mine]
-        sizes: dict[bytes, Command] = {work.digest: ("HLEN", work.key) for work in mine}
-        answers = self._servers.run([*writes, *sizes.values()], replicas=True)
-        full = {
-            digest
-            for digest, size in zip(sizes, answers[len(writes) :], strict=True)
-            if size - 1 > self._history_responses + self._slack
-        }
+
+    def _put(self, works: Sequence[_Append]) -> list[int | Exception]:
+        """Adds the responses to the hashes. Returns for each work how many responses its hash has, or an error."""
+        found = self._servers.each([work.put(self._retention, work.digest in self._epochs) for work in works], True)
+        if gone := [number for number, answer in enumerate(found) if answer == GONE]:
+            again = self._servers.each([works[number].put(self._retention, known=False) for number in gone], True)
+            for number, answer in zip(gone, again, strict=True):
+                found[number] = answer
+        return [_refusal(work.key, answer) or answer for work, answer in zip(works, found, strict=True)]
+
+    def _list(self, works: Sequence[_Append]) -> dict[_Append, Exception]:
+        """Lists problems and their namespaces. Returns the works for which that failed."""
+        if not works:
+            return {}
+        newest: dict[bytes, int] = {}
+        lists: dict[bytes, list[_Append]] = {}
+        for work in works:
+            newest[work.namespace] = max(newest.get(work.namespace, 0), *work.epochs)
+            lists.setdefault(problems_key(work.namespace, work.digest), []).append(work)
+        commands: list[Command] = [("SADD", key, *{work.digest for work in some}) for key, some in lists.items()]
+        commands += [("ZADD", NAMESPACES, "GT", epoch, namespace) for namespace, epoch in newest.items()]
+        commands += [("HSETNX", GENERATIONS, namespace, generation()) for namespace in newest]
+        commands += [("HGET", GENERATIONS, namespace) for namespace in newest]
+        answers = self._servers.each(commands, True)
+        failed: dict[_Append, Exception] = {}
+        for (_, some), answer in zip(lists.items(), answers, strict=False):
+            if isinstance(answer, Exception):
+                failed |= dict.fromkeys(some, answer)
+        for number, namespace in enumerate(newest):
+            of_namespace = answers[len(lists) + number :: len(newest)]
+            if error := next((answer for answer in of_namespace if isinstance(answer, Exception)), None):
+                failed |= {work: error for work in works if work.namespace == namespace}
+            elif of_namespace[-1] is not None:
+                self._generations.setdefault(namespace, of_namespace[-1])
+        return failed
+
+    def _trim(self, sizes: dict[_Append, Any]) -> None:
+        """Deletes what the problems may no longer keep."""
+        most = self._history_responses + self._slack
+        full = {work.digest for work, size in sizes.items() if size > most}
         fresh = {
             work.digest: work.key
-            for work in mine
+            for work in sizes
             if work.digest in full or not work.epochs <= self._epochs.get(work.digest, set())
         }
-        for work in mine:
-            self._newest[work.namespace] = max(self._newest.get(work.namespace, -1), *work.epochs)
         if fresh:
             names = self._servers.run([("HKEYS", key) for key in fresh.values()])
             self._slide(dict(zip(fresh, names, strict=True)))
-        error = StoreError("store: another problem has the same digest; nothing of this request is kept")
-        return [error if work.digest in collisions else None for work in works]
 
-    def _list_problems(self, works: Sequence[_Append], unknown: Sequence[_Append]) -> set[bytes]:
-        """Lists namespaces and problems. Returns digests that belong to another problem."""
-        first: list[Command] = []
-        for work in works:
-            newest = max(work.epochs)
-            if newest > self._newest.get(work.namespace, -1):
-                first.append(("ZADD", NAMESPACES, "GT", newest, work.namespace))
-        first += [("SADD", problems_key(work.namespace, work.digest), work.digest) for work in unknown]
-        first += [("HSETNX", work.key, ABOUT, work.about) for work in unknown]
-        first += [self._lease(work.key) for work in unknown]
-        abouts: list[Command] = [("HGET", work.key, ABOUT) for work in unknown]
-        answers = self._servers.run(first + abouts, replicas=True) if first else []
-        held = answers[len(first) :]
-        return {w.digest for w, about in zip(unknown, held, strict=True) if not same(problem_of(about), w.problem)}
-
-    def _lease(self, key: bytes) -> Command:
-        """Returns the command that sets how long a problem stays from now on."""
-        return ("PEXPIRE", key, self._retention) if self._retention else ("PERSIST", key)
+    def _save(self, namespace: bytes, state: bytes) -> None:
+        (held,) = self._servers.run([("HGET", GENERATIONS, namespace)])
+        if self._generations.get(namespace, held) != held:
+            return
+        listed: Command = ("ZADD", NAMESPACES, "GT", 0, namespace)
+        named: Command = ("HSETNX", GENERATIONS, namespace, generation())
+        self._servers.run([("HSET", estimators_key(namespace), self._shard, state), listed, named], True)
 
     def _slide(self, fields: dict[bytes, list[bytes]]) -> None:
         """Keeps only the newest epochs of these problems, by digest, and of these the newest responses."""
@@ -270,31 +346,132 @@ class RedisStore(Store):
             self._servers.run(deletions)
 
     def _drop(self, namespace: bytes) -> int:
+        self._complete()
+        (listed,) = self._servers.run([("ZREM", NAMESPACES, namespace)])
         dropped = 0
         for members, digests in self._walk(namespace, self._servers.run):
             keys = [problem_key(digest) for digest in digests]
-            answers = self._servers.run([("HLEN", k) for k in keys] + [("UNLINK", k) for k in keys])
-            dropped += sum(max(0, n - 1) for n in answers[: len(keys)])
-            self._servers.run([("SREM", members, *digests)])
-        self._servers.run([("UNLINK", estimators_key(namespace)), ("ZREM", NAMESPACES, namespace)])
-        self._epochs.clear()
-        self._newest.pop(namespace, None)
+            sizes = self._servers.each([("HLEN", key) for key in keys])
+            self._servers.run([("UNLINK", key) for key in keys], True)
+            dropped += sum(max(0, size - 1) for size in sizes if isinstance(size, int))
+            self._tidy(members, digests, self._servers.run)
+        self._servers.run([("UNLINK", estimators_key(namespace))], True)
+        if listed or dropped:
+            self._renew(namespace, 1)
         return dropped
 
     def _rewind(self, namespace: bytes, epoch: int) -> int:
+        self._complete()
         forgotten = 0
         for members, digests in self._walk(namespace, self._servers.run):
             keys = [problem_key(digest) for digest in digests]
-            answers = self._servers.run([("HKEYS", key) for key in keys])
-            self._tidy(members, [d for d, names in zip(digests, answers, strict=True) if not names], self._servers.run)
-            newer = [[n for n in names if n != ABOUT and epoch_of(n) > epoch] for names in answers]
+            answers = self._servers.each([("HKEYS", key) for key in keys])
+            names = [response_names(answer) if isinstance(answer, list) else [] for answer in answers]
+            self._tidy(members, [d for d, some in zip(digests, answers, strict=True) if some == []], self._servers.run)
+            newer = [[name for name in some if epoch_of(name) > epoch] for some in names]
             deletions: list[Command] = [("HDEL", key, *old) for key, old in zip(keys, newer, strict=True) if old]
             if deletions:
-                forgotten += sum(self._servers.run(deletions, replicas=True))
-        self._servers.run([("ZADD", NAMESPACES, "XX", "LT", epoch, namespace)])
-        self._epochs.clear()
-        self._newest.pop(namespace, None)
+                forgotten += sum(self._servers.run(deletions, True))
+        self._servers.run([("ZADD", NAMESPACES, "XX", "LT", epoch, namespace)], True)
+        if forgotten:
+            self._renew(namespace, 0)
         return forgotten
+
+    def _renew(self, namespace: bytes, drops: int) -> None:
+        """Begins a new generation of a namespace, so that other shards forget what they know of it."""
+        self._epochs.clear()
+        (held,) = self._servers.run([("HGET", GENERATIONS, namespace)])
+        self._generations[namespace] = new = generation(drops_of(held) + drops)
+        self._servers.run([("HSET", GENERATIONS, namespace, new)], True)
+
+    def replaced(self) -> dict[str, bool]:
+        """See Store."""
+        known = dict(self._generations)  # a write may add one meanwhile
+        (answer,) = self._read([("HGETALL", GENERATIONS)])
+        held = pairs(answer)
+        found = {}
+        for namespace, before in known.items():
+            now = held.get(namespace)
+            if now == before or self._generations.get(namespace) != before:
+                continue
+            found[namespace.decode()] = drops_of(now) > drops_of(before)
+            if now is None:
+                del self._generations[namespace]
+            else:
+                self._generations[namespace] = now
+        for namespace, now in held.items():
+            self._generations.setdefault(namespace, now)
+        return found
+
+    def complete(self) -> None:
+        """See Store. Lists problems whose list has lost them, for example because Redis evicted it."""
+        try:
+            try:
+                self._complete()
+            except TRANSIENT:  # a connection that idled too long, or a server that moved
+                self._complete()
+        except redis.RedisError as error:
+            raise _explain(error) from error
+
+    def _complete(self) -> None:
+        types = (NAMESPACES, b"zset"), (GENERATIONS, b"hash")
+        self._replace_others([(key, kind) for key, kind in types])
+        (answer,) = self._servers.run([("ZRANGE", NAMESPACES, 0, -1)])
+        listed = [np.empty(0, np.uint64)]
+        for namespace in answer:
+            lists = [bucket_key(namespace, bucket) for bucket in range(BUCKETS)]
+            found = self._servers.each([("SMEMBERS", key) for key in lists])
+            wrong = [(key, b"set") for key, some in zip(lists, found, strict=True) if isinstance(some, Exception)]
+            if wrong:
+                self._replace_others(wrong)
+                found = self._servers.run([("SMEMBERS", key) for key in lists])
+            listed.append(_numbers(digest for some in found for digest in some))
+        known = np.sort(np.concatenate(listed))
+        relisted = 0
+        for keys in self._servers.keys(PREFIX + b"problem:*"):
+            digests = []
+            for key in keys:
+                with suppress(ValueError):
+                    digests.append(digest_in(key))
+            mine = _numbers(digests)
+            there = np.searchsorted(known, mine, "right") > np.searchsorted(known, mine)
+            relisted += self._relist([digest for digest, listed_ in zip(digests, there, strict=True) if not listed_])
+        if relisted:
+            log.warning("Redis lost entries of its lists; they were made again", problems=relisted)
+
+    def _replace_others(self, kinds: Sequence[tuple[bytes, bytes]]) -> None:
+        """Deletes keys of another type than these: nothing of ours can be in them."""
+        types = self._servers.run([("TYPE", key) for key, _ in kinds])
+        wrong = [key for (key, kind), held in zip(kinds, types, strict=True) if held not in (kind, b"none")]
+        if wrong:
+            log.error("another program has written to keys of the store; they are replaced", keys=wrong[:3])
+            self._servers.run([("UNLINK", key) for key in wrong])
+
+    def _relist(self, digests: Sequence[bytes]) -> int:
+        """Lists those of these problems that exist. Returns how many."""
+        count = 0
+        for start in range(0, len(digests), READ_PAGE):
+            some = digests[start : start + READ_PAGE]
+            keys = [problem_key(digest) for digest in some]
+            abouts = self._servers.each([("HGET", key, ABOUT) for key in keys])
+            names = self._servers.each([("HKEYS", key) for key in keys])
+            if wrong := [key for key, about in zip(keys, abouts, strict=True) if isinstance(about, Exception)]:
+                self._replace_others([(key, b"hash") for key in wrong])
+            for digest, key, about, held in zip(some, keys, abouts, names, strict=True):
+                problem = self._problem(key, about)
+                if problem is None or isinstance(held, Exception):
+                    continue
+                namespace = problem.namespace.encode()
+                members = problems_key(namespace, digest)
+                self._servers.run([("SADD", members, digest)], True)
+                epoch = max(map(epoch_of, response_names(held)), default=0)
+                (there,) = self._servers.run([("EXISTS", key)])
+                if there:
+                    self._servers.run([("ZADD", NAMESPACES, "GT", epoch, namespace)], True)
+                    count += 1
+                else:  # dropped meanwhile
+                    self._servers.run([("SREM", members, digest)])
+        return count
 
     def _walk(self, namespace: bytes, run: Run) -> Iterator[tuple[bytes, list[bytes]]]:
         """Yields pages of a namespace's problems: the key of a set that lists them, and some of its digests."""
@@ -319,8 +496,8 @@ class RedisStore(Store):
     def history(self, problem: Problem, limit: int = 0, max_bytes: int | None = None) -> list[Record]:
         """See Reader."""
         key = problem_key(digest_of(problem))
-        about, names = self._read([("HGET", key, ABOUT), ("HKEYS", key)])
-        if about is not None and not same(problem_of(about), problem):
+        about, names = self._read([("HGET", key, ABOUT), ("HKEYS", key)], each=True)
+        if (held := self._problem(key, about)) is None or not same(held, problem):
             return []
         return self._records(key, names, limit, max_bytes)
 
@@ -359,7 +536,9 @@ class RedisStore(Store):
 
     def newest_epochs(self) -> dict[str, int]:
         """See Reader."""
-        (answer,) = self._read([("ZRANGE", NAMESPACES, 0, -1, "WITHSCORES")])
+        answer, generations = self._read([("ZRANGE", NAMESPACES, 0, -1, "WITHSCORES"), ("HGETALL", GENERATIONS)])
+        for namespace, held in pairs(generations).items():
+            self._generations.setdefault(namespace, held)
         found = zip(answer[::2], answer[1::2], strict=True) if answer and isinstance(answer[0], bytes) else answer
         return {name.decode(): min(int(float(score)), LAST_EPOCH) for name, score in found}
 
@@ -374,28 +553,72 @@ class RedisStore(Store):
         for members, digests in self._walk(namespace.encode(), self._read):
             forgotten = []
             keys = [problem_key(digest) for digest in digests]
-            abouts = self._read([("HGET", key, ABOUT) for key in keys])
+            abouts = self._read([("HGET", key, ABOUT) for key in keys], each=True)
             for digest, key, about in zip(digests, keys, abouts, strict=True):
                 if about is None:
                     forgotten.append(digest)
+                if (problem := self._problem(key, about)) is None:
                     continue
                 (names,) = self._read([("HKEYS", key)])
                 if found := self._records(key, names):
-                    yield problem_of(about), found
+                    yield problem, found
             self._tidy(members, forgotten, self._read)
 
-    def _read(self, commands: Sequence[Command]) -> list[Any]:
+    def _problem(self, key: bytes, about: Any) -> Problem | None:
+        """Returns the problem of a hash; None if Redis has none there, or something else."""
+        if about is None:
+            return None
         try:
-            try:
-                return self._servers.run(commands)
-            except TRANSIENT:  # a connection that idled too long, or a server that moved
-                return self._servers.run(commands)
+            if isinstance(about, redis.ResponseError):
+                raise about
+            return problem_of(about)
+        except (redis.ResponseError, struct.error, UnicodeDecodeError) as error:
+            self._damage.found((key, b""), f"{key.decode()} in Redis is not a problem: {error}")
+            return None
+
+    def _read(self, commands: Sequence[Command], each: bool = False) -> list[Any]:
+        """Returns the answers; with `each`, an error about the contents of one key is its answer."""
+        answers: list[Any] = []
+        for _ in range(2):  # a connection may have idled too long, or a server moved
+            answers = self._tried(commands)
+            if not any(isinstance(answer, TRANSIENT) for answer in answers):
+                break
+        for answer in answers:
+            if isinstance(answer, Exception) and not (each and is_about_its_key(answer)):
+                raise _explain(answer) from answer
+        return answers
+
+    def _tried(self, commands: Sequence[Command]) -> list[Any]:
+        try:
+            return self._servers.each(commands)
         except redis.RedisError as error:
-            raise _explain(error) from error
+            return [error]
 
     def close(self) -> None:
         """See Store."""
         self._writer.close()
+
+
+def _numbers(digests: Iterable[bytes]) -> Any:
+    """Returns the first halves of digests as an array: a namespace may have millions."""
+    return np.frombuffer(b"".join(digests), np.uint64)[::2]
+
+
+def is_about_its_key(error: Exception) -> bool:
+    """Returns whether the command failed because its key has another type."""
+    return isinstance(error, redis.ResponseError) and str(error).startswith("WRONGTYPE")
+
+
+def _refusal(key: bytes, answer: Any) -> StoreError | None:
+    """Returns why PUT has added nothing to a key; None if it has, or if the command failed for another reason."""
+    if answer == OTHER:
+        return StoreError("store: another problem has the same digest; nothing of this request is kept")
+    if isinstance(answer, Exception) and is_about_its_key(answer):
+        return StoreError(
+            f"store: {key.decode()} in Redis is no hash, so another program wrote to it; delete it. Nothing of this "
+            "request is kept"
+        )
+    return None
 
 
 def _explain(error: Exception) -> StoreError:

@@ -5,6 +5,7 @@ The damaged file is read and renamed, never written to. The new one gets its fin
     histospec.sqlite.salvaging    being filled; after a crash, the next attempt starts again
     histospec.sqlite.salvaged     complete; next, the damaged file is renamed
     histospec.sqlite.damaged-...  the damaged file with its write-ahead log, for a person to inspect
+    ....damaged-....lost          how many responses were lost with it, until a person deletes this file
 """
 
 import sqlite3
@@ -19,7 +20,7 @@ import structlog
 
 from histospec.server.arguments import shown
 from histospec.server.errors import ConfigError, Damaged, StoreError
-from histospec.server.security.private import sync_folder
+from histospec.server.security import private
 from histospec.server.stores.records import COLUMNS, from_row
 from histospec.server.stores.sqlite.database import (
     AGAIN_SECONDS,
@@ -36,6 +37,7 @@ log = structlog.get_logger()
 LOG_CHECK_SECONDS = 0.5  # between checks of the write-ahead log's size
 LOG_BYTES = 256 << 20  # of the write-ahead log; the check is not worth more
 
+LOST = ".lost"
 COMMIT_BYTES = 4 << 20  # the most that a full disk may cost of the copied data
 LOG_SECONDS = 5.0
 NEIGHBOURS = 1000  # rows tried one by one after an unreadable one, before the steps grow
@@ -133,8 +135,10 @@ class Salvaged(NamedTuple):
     """Whether there was too little space for all readable responses."""
 
 
-def replace(path: Path, disk: int | None, reason: str) -> Salvaged:
+def replace(path: Path, disk: int | None, reason: str, cut: bool = False) -> Salvaged:
     """Puts a new file with the readable contents in the place of a damaged one, which gets another name.
+
+    `cut`: the end of a file is gone, so responses are lost even if the rest is whole.
 
     Raises StoreError if that fails; the damaged file then stays in place.
     """
@@ -147,12 +151,18 @@ def replace(path: Path, disk: int | None, reason: str) -> Salvaged:
         aside = aside.with_name(f"{aside.name.partition('_')[0]}_{number}")
     try:
         result = salvage(path, salvaged, disk)
+        if cut and not result.lost:
+            result = result._replace(lost=1, exact=False)
+        if result.lost:
+            note = aside.with_name(f"{aside.name}{LOST}")
+            private.create(note)
+            note.write_text(f"{result.lost}\n")
         for old, new in zip(besides(path)[:2], besides(aside)[:2], strict=True):
             with suppress(FileNotFoundError):
                 old.rename(new)
         besides(path)[2].unlink(missing_ok=True)
         salvaged.rename(path)
-        sync_folder(path.absolute().parent)
+        private.sync_folder(path.absolute().parent)
     except (OSError, sqlite3.Error, ConfigError) as error:
         raise StoreError(f"store: {path} is damaged ({reason}) and cannot be replaced: {error}") from error
     log.error(
@@ -165,6 +175,15 @@ def replace(path: Path, disk: int | None, reason: str) -> Salvaged:
         disk_full=result.full,
     )
     return result
+
+
+def lost_before(path: Path) -> int:
+    """Returns how many responses earlier replacements lost, as far as no person has deleted the notes of it."""
+    lost = 0
+    for note in path.parent.glob(f"{path.name}.damaged-*{LOST}"):
+        text = note.read_text(errors="replace").strip()
+        lost += int(text) if text.isdecimal() else 1
+    return lost
 
 
 def resume(path: Path) -> None:
@@ -286,8 +305,20 @@ def _copy(source: sqlite3.Connection, target: sqlite3.Connection) -> Salvaged:
     (copied,) = target.execute("SELECT count(*) FROM responses").fetchone()
     expected = _expected(source)
     exact = expected is not None and expected >= copied
-    lost = expected - copied if expected is not None and exact else copy.damaged
-    return Salvaged(copied, lost, exact, full)
+    if expected is not None and exact:
+        return Salvaged(copied, expected - copied, exact, full)
+    # How many are lost is unknown: at least one, otherwise the loss would look like none.
+    return Salvaged(copied, max(1, copy.damaged, _at_least(source) - copied), exact, full)
+
+
+def _at_least(source: sqlite3.Connection) -> int:
+    """Returns how many responses the readable parts of the index list."""
+    count = 0
+    query = "SELECT count(*) FROM responses INDEXED BY responses_by_prompt WHERE prompt = ?"
+    for prompt, *_ in _rows(source, "prompts", "id"):
+        with suppress(*DAMAGE):
+            count += source.execute(query, (prompt,)).fetchone()[0]
+    return count
 
 
 def _expected(source: sqlite3.Connection) -> int | None:

@@ -16,6 +16,7 @@ DAMAGE = (sqlite3.DatabaseError, UnicodeDecodeError)
 AGAIN_SECONDS = 0.01  # between interrupts: SQLite ignores one that comes before a statement starts
 
 APPLICATION_ID = 0x48495354  # "HIST"
+_MAGIC = b"SQLite format 3\0"  # its first bytes
 _ID_AT = 68  # where a SQLite file has its application id
 VERSION = 1
 """The version of the schema. A change of the schema takes the next number."""
@@ -82,14 +83,28 @@ def open_store_file(path: Path, disk: int | None = None) -> sqlite3.Connection:
     Raises ConfigError if the file cannot be used.
     """
     with usable(path):
-        private.create(path)
+        if not path.exists():
+            _create(path)
         private.tighten(besides(path))
         with closing(connect_to_read(path)) as reader:  # closing a writer would move the write-ahead log
             version = version_of(reader, path)
         if version == 0:
-            with closing(connect(path)) as connection:
-                connection.executescript(f"BEGIN IMMEDIATE; {SCHEMA} COMMIT;")
+            raise sqlite3.DatabaseError("malformed: it has no tables")
         return connect(path, disk)
+
+
+def _create(path: Path) -> None:
+    """Creates an empty store. It gets its name when it is complete, so an empty file has lost its contents."""
+    unfinished = path.with_name(f"{path.name}.creating")
+    for file in besides(unfinished):
+        file.unlink(missing_ok=True)
+    private.create(unfinished)
+    with closing(connect(unfinished)) as connection:  # closing moves the write-ahead log into the file
+        connection.executescript(f"BEGIN IMMEDIATE; {SCHEMA} COMMIT;")
+    for file in besides(path)[1:]:  # a log of a file that is gone does not belong to the new one
+        file.unlink(missing_ok=True)
+    unfinished.rename(path)
+    private.sync_folder(path.absolute().parent)
 
 
 def open_existing(path: Path, write: bool = False) -> sqlite3.Connection:
@@ -185,10 +200,15 @@ def is_damage(error: BaseException) -> bool:
 
 
 def is_ours(path: Path) -> bool:
-    """Returns whether the first bytes of the file say that it is a store. Only for files that are not open here."""
+    """Returns whether the first bytes of the file say that it is a store. Only for files that are not open here.
+
+    A file that is too short to say so is one that was cut, unless it begins as no SQLite file does.
+    """
     with suppress(OSError), path.open("rb") as file:
-        file.seek(_ID_AT)
-        return file.read(4) == APPLICATION_ID.to_bytes(4, "big")
+        head = file.read(_ID_AT + 4)
+        if len(head) < _ID_AT + 4:
+            return head[: len(_MAGIC)] == _MAGIC[: len(head)]
+        return head[_ID_AT:] == APPLICATION_ID.to_bytes(4, "big")
     return False
 
 

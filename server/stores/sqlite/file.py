@@ -4,9 +4,12 @@ import errno
 import fcntl
 import os
 import shutil
+import struct
+import threading
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from histospec.server.errors import ConfigError
 from histospec.server.security import private
@@ -14,6 +17,11 @@ from histospec.server.security import private
 FILE_NAME = "histospec.sqlite"
 LOCK_NAME = "lock"
 OURS = ("lock", "histospec.sqlite*")  # the names of all files that the server creates in its directory
+# Parts of SQLite's file format (https://sqlite.org/fileformat2.html, https://sqlite.org/walformat.html).
+DATABASE_HEADER = struct.Struct(">16xH10xI")  # size of a page, number of pages
+LOG_HEADER = struct.Struct("32x")
+FRAME_HEADER = struct.Struct("24x")  # before each page in the log
+INDEX_HEADER = struct.Struct("=12x?xHI")  # whether it is complete, size of a page, frames of the log
 COARSE_SECONDS = 2.0  # a file system may give two changes within this time the same timestamp
 
 
@@ -64,12 +72,52 @@ class Lock:
             os.close(self._descriptors.pop())
 
 
+class LogState(NamedTuple):
+    """What SQLite recorded about the write-ahead log in the log's index."""
+
+    frames: int
+    """Frames up to the last commit."""
+    frame: int
+    """Bytes of a frame."""
+
+    def end(self, frames: int) -> int:
+        """Returns how many bytes the log has with so many frames; 0 without one."""
+        return LOG_HEADER.size + frames * self.frame if frames else 0
+
+    @classmethod
+    def of(cls, index: int) -> "LogState":
+        """Reads it from an open file, of which SQLite may just write a new version."""
+        head = os.pread(index, INDEX_HEADER.size, 0)
+        if len(head) < INDEX_HEADER.size:
+            return cls(0, 0)
+        initialized, page, frames = INDEX_HEADER.unpack(head)
+        size = 1 << 16 if page == 1 else page
+        return cls(frames if initialized else 0, FRAME_HEADER.size + size)
+
+
+def cut_log(path: Path) -> str:
+    """Returns that the write-ahead log of a stopped server lacks committed data; empty if it does not.
+
+    The server syncs the log before it notes the commit in the index, so the index is never ahead of a whole log.
+    """
+    _, log, index = besides(path)
+    with suppress(OSError), index.open("rb") as file:
+        state = LogState.of(file.fileno())
+        size = log.stat().st_size if log.exists() else 0
+        if size < state.end(state.frames):
+            return f"malformed: {log} was cut to {size} bytes, of {state.end(state.frames)}"
+    return ""
+
+
 class Files:
     """Detects changes to the files of an open store.
 
-    It compares what the names lead to, and opens nothing: closing a second descriptor would release SQLite's own locks.
-    It checks the files only after their directory has changed: a stat of the write-ahead log between two writes makes
-    the next sync a third slower, because the kernel then has to write a new timestamp.
+    Compares what the names lead to, but only after their directory has changed: a stat of the write-ahead log between
+    two writes makes the next sync a third slower, because the kernel then has to write a new timestamp. Compares the
+    sizes of the open files, which costs no timestamp.
+
+    Create it while the store has the files open, and close it after the store: closing a descriptor releases SQLite's
+    own locks.
     """
 
     def __init__(self, path: Path) -> None:
@@ -77,6 +125,47 @@ class Files:
         self._parent = str(path.parent)
         self._were = [_identity(path) for path in self._paths]
         self._directory: tuple[int, ...] = ()  # stamp at the last check, if it will reveal the next change
+        self._lock = threading.Lock()
+        self._descriptors = [os.open(path, os.O_RDONLY | os.O_CLOEXEC) for path in self._paths if os.path.exists(path)]
+        self._size = os.stat(path).st_size if self._were[0] else 0  # the largest of the database
+        self._frames = 0  # of the log at the last check
+        self._cut = ""
+
+    def cut(self) -> str:
+        """Returns which file has lost bytes that the server wrote, although it is still the same file; empty if none.
+
+        Compares with what the files themselves say, because another program may rightly shrink them.
+        """
+        with self._lock:
+            if not self._cut and len(self._descriptors) == len(self._paths):
+                self._cut = self._find_cut(*self._descriptors)
+            return self._cut
+
+    def _find_cut(self, database: int, log: int, index: int) -> str:
+        size = os.lseek(database, 0, os.SEEK_END)
+        if size < self._size:
+            head = os.pread(database, DATABASE_HEADER.size, 0)
+            page, pages = DATABASE_HEADER.unpack(head) if len(head) == DATABASE_HEADER.size else (0, 0)
+            if not page or size < pages * (1 << 16 if page == 1 else page):
+                return f"{self._paths[0]} was cut from {self._size} to {size} bytes"
+        self._size = size
+        state = LogState.of(index)
+        logged = os.lseek(log, 0, os.SEEK_END)
+        if logged < state.end(state.frames):
+            return f"{self._paths[1]} was cut from {state.end(state.frames)} to {logged} bytes"
+        # If the log was cut between a check and a write, it has a hole where the frames before the write were.
+        before, self._frames = self._frames, state.frames
+        if 0 < before < state.frames and not any(
+            os.pread(log, FRAME_HEADER.size, state.end(before - 1) or LOG_HEADER.size)
+        ):
+            return f"{self._paths[1]} was cut below {state.end(before)} bytes"
+        return ""
+
+    def close(self) -> None:
+        """Closes its descriptors."""
+        with self._lock:
+            while self._descriptors:
+                os.close(self._descriptors.pop())
 
     def changed(self) -> str:
         """Returns which file is gone or was replaced; empty if none. Data written after such a change would be lost."""

@@ -13,7 +13,7 @@ import structlog
 from histospec.server.errors import Damaged, StoreError
 from histospec.server.stores.interface import Problem, Reader, Record, within
 from histospec.server.stores.records import COLUMNS, DamageCount, from_row
-from histospec.server.stores.sqlite.damage import salvage, structural_damage
+from histospec.server.stores.sqlite.damage import lost_before, salvage, structural_damage
 from histospec.server.stores.sqlite.database import (
     DAMAGE,
     Readers,
@@ -22,7 +22,7 @@ from histospec.server.stores.sqlite.database import (
     is_damage,
     open_existing,
 )
-from histospec.server.stores.sqlite.file import FILE_NAME
+from histospec.server.stores.sqlite.file import FILE_NAME, cut_log
 
 PAGE = 500  # prompts per query
 ROWS = 256  # responses per query
@@ -211,6 +211,7 @@ class SQLiteSnapshot(SQLiteReader):
 
     def __init__(self, directory: Path, history_responses: int = 0) -> None:
         path = directory / FILE_NAME
+        cut = cut_log(path)
         self._copy: TemporaryDirectory[str] | None = None
         try:
             connection = open_existing(path)
@@ -221,6 +222,10 @@ class SQLiteSnapshot(SQLiteReader):
             connection = connect_to_read(path)
             damaged = True
         super().__init__(Readers([connection]), path, history_responses)
+        self._damage.lost(lost_before(path))
+        if cut:
+            log.error("the store is damaged", reason=cut)
+            self._damage.lost(1)  # how many is unknown
         if damaged and not self._salvage():
             raise StoreError(f"store: {path} is damaged, and none of it can be read")
 

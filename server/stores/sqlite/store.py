@@ -20,7 +20,7 @@ from histospec.server.arguments import shown
 from histospec.server.errors import StoreError, StoreFull
 from histospec.server.stores.group_commit import GROUP_BYTES, MAX_BACKLOG, GroupCommit, Work
 from histospec.server.stores.interface import HISTORY_RESPONSES, Problem, ResponseBatch, Store, StoreSize
-from histospec.server.stores.sqlite.damage import StructureCheck, replace, resume, structural_damage
+from histospec.server.stores.sqlite.damage import StructureCheck, lost_before, replace, resume, structural_damage
 from histospec.server.stores.sqlite.database import (
     DAMAGE,
     Readers,
@@ -31,7 +31,7 @@ from histospec.server.stores.sqlite.database import (
     open_store_file,
     recover,
 )
-from histospec.server.stores.sqlite.file import FILE_NAME, Files, Lock, volume_space, written_bytes
+from histospec.server.stores.sqlite.file import FILE_NAME, Files, Lock, cut_log, volume_space, written_bytes
 from histospec.server.stores.sqlite.reader import SQLiteReader
 from histospec.server.stores.sqlite.retention import Retention
 from histospec.server.stores.sqlite.writes import Again, Appender, Slice, Write, depart, departures, work_off
@@ -42,6 +42,10 @@ READERS = 8  # concurrent reading connections
 # A file up to this size in bytes is checked before any write: this takes a moment, even on a slow disk.
 SMALL = 64 << 20
 MAX_REPAIRS = 3  # per process: more of them point to a faulty disk, not a damaged file
+
+
+class Cut(sqlite3.DatabaseError):
+    """A file of the open store has lost bytes that the server wrote."""
 
 
 class SQLiteStore(SQLiteReader, Store):
@@ -66,15 +70,17 @@ class SQLiteStore(SQLiteReader, Store):
         self._disk = disk
         self._connection: sqlite3.Connection
         self._files: Files
+        self._reported = False  # whether `trouble` has seen that a file was cut
         self._lock = Lock(directory)
         path = directory / FILE_NAME
-        lost = 0
         try:
             resume(path)
+            if cut := cut_log(path):
+                replace(path, disk, cut, cut=True)
             try:
                 connection = open_store_file(path, disk)
             except DAMAGE as error:
-                lost = replace(path, disk, str(error)).lost
+                replace(path, disk, str(error))
                 connection = open_store_file(path, disk)
             super().__init__(Readers(), path, history_responses, history_epochs)
             self._open()
@@ -82,7 +88,7 @@ class SQLiteStore(SQLiteReader, Store):
         except BaseException:
             self._lock.release()
             raise
-        self._damage.lost(lost)
+        self._damage.lost(lost_before(path))  # also in earlier runs, or a restart would hide it
         self._repairs = 0
         self._trouble = ""
         self._small = path.stat().st_size <= SMALL
@@ -151,7 +157,7 @@ class SQLiteStore(SQLiteReader, Store):
             results = self._transact(group)
         except Exception as error:
             self._appender.forget()
-            if is_damage(error) and self._repaired(str(error)):
+            if is_damage(error) and self._repaired(error):
                 self._commit(group)
                 return
             if not self.trouble:
@@ -170,6 +176,7 @@ class SQLiteStore(SQLiteReader, Store):
 
     def _transact(self, group: list[Work[Write]]) -> list[Any]:
         self._require_files()
+        self._require_sizes()
         connection = self._connection
         connection.execute("BEGIN IMMEDIATE")
         (version,) = connection.execute("PRAGMA data_version").fetchone()
@@ -181,7 +188,12 @@ class SQLiteStore(SQLiteReader, Store):
         connection.execute("COMMIT")
         self._free_bytes = free_bytes(connection)
         self._require_files()  # never acknowledge writes to a deleted file
+        self._require_sizes()
         return results
+
+    def _require_sizes(self) -> None:
+        if cut := self._files.cut():
+            raise Cut(f"malformed: {cut} while the server has it open")
 
     def _require_files(self) -> None:
         if trouble := self.trouble:
@@ -198,6 +210,9 @@ class SQLiteStore(SQLiteReader, Store):
                 log.error("nothing can be stored", reason=trouble)
             else:
                 log.info("the store's files are back")
+        if not (trouble or self._reported) and self._files.cut():
+            self._reported = True
+            self.submit(lambda _: None)  # the writer replaces the file
         return trouble
 
     def _explain(self, error: Exception) -> StoreError:
@@ -246,7 +261,7 @@ class SQLiteStore(SQLiteReader, Store):
             return bool(self.submit(repaired).result())
         return False
 
-    def _repaired(self, reason: str) -> bool:
+    def _repaired(self, reason: Exception) -> bool:
         """Replaces the damaged file. Returns whether that succeeded."""
         self._repairs += 1
         if self._repairs > MAX_REPAIRS or self.trouble:
@@ -255,8 +270,9 @@ class SQLiteStore(SQLiteReader, Store):
             # A reading connection closes last: it does not move the write-ahead log into the file.
             self._connection.close()
             self._readers.end()
+            self._files.close()
             try:
-                self._damage.lost(replace(self._path, self._disk, reason).lost)
+                self._damage.lost(replace(self._path, self._disk, str(reason), isinstance(reason, Cut)).lost)
                 done = True
             except StoreError as failed:
                 log.error("the damaged store stays in use", reason=str(failed))
@@ -274,6 +290,7 @@ class SQLiteStore(SQLiteReader, Store):
                 reader.execute("SELECT count(*) FROM sqlite_master").fetchone()  # creates the files of the log
             self._readers.add(reader)
         self._files = Files(self._path)
+        self._reported = False
 
     def close(self) -> None:
         """See Store."""
@@ -282,4 +299,5 @@ class SQLiteStore(SQLiteReader, Store):
         self._structure.close()
         super().close()  # before the writer, which moves the write-ahead log into the file when it closes
         self._writer.close()
+        self._files.close()
         self._lock.release()

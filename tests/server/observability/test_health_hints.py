@@ -62,6 +62,12 @@ CASES = {
         "The store is nearly full",
         "The store holds 91.0 GiB of its limit of 100.0 GiB",
     ),
+    "a Redis that evicts": (
+        BUSY._replace(store_hazard="maxmemory-policy of Redis is allkeys-lru; set noeviction"),
+        "warn",
+        "The store may delete responses",
+        "maxmemory-policy of Redis is allkeys-lru; set noeviction. When its memory is full",
+    ),
     "a shard away": (BUSY._replace(away=["b", "c"]), "bad", "Not serving: b, c", "log"),
     "slow drafts": (BUSY._replace(draft_p99=0.034), "warn", "Drafts come late", "at least 34 ms"),
     "first epoch": (

@@ -172,11 +172,11 @@ def test_a_write_whose_answer_is_lost_is_written_once(
     lost: list[Any] = []
 
     class Losing(Servers):
-        def run(self, commands: Sequence[Command], replicas: bool = False) -> list[Any]:
-            answers = super().run(commands, replicas)
+        def each(self, commands: Sequence[Command], replicas: bool = False) -> list[Any]:
+            answers = super().each(commands, replicas)
             if len(lost) < 3:
                 lost.append(commands)
-                raise redis.ConnectionError("the answer is lost")
+                return [redis.ConnectionError("the answer is lost")] * len(commands)
             return answers
 
     store = open_store(redis_server.url, Losing)
@@ -190,12 +190,10 @@ class Trying(Servers):
 
     failed = 0
 
-    def run(self, commands: Sequence[Command], replicas: bool = False) -> list[Any]:
-        try:
-            return super().run(commands, replicas)
-        except redis.RedisError:
-            self.failed += 1
-            raise
+    def each(self, commands: Sequence[Command], replicas: bool = False) -> list[Any]:
+        answers = super().each(commands, replicas)
+        self.failed += any(isinstance(answer, redis.RedisError) for answer in answers)
+        return answers
 
 
 def test_a_server_that_restarts_is_waited_for(open_store: Callable[..., RedisStore], server: RedisProcess) -> None:
@@ -285,10 +283,10 @@ def test_a_problem_that_comes_back_while_its_list_is_tidied_stays_listed(
     redis_server.client.delete(*redis_server.client.keys("histospec:1:problem:*"))
 
     class Meanwhile(Servers):
-        def run(self, commands: Sequence[Command], replicas: bool = False) -> list[Any]:
+        def each(self, commands: Sequence[Command], replicas: bool = False) -> list[Any]:
             if commands[0][0] == "SREM":
                 store.append(batch(b"bbbb")).result()
-            return super().run(commands, replicas)
+            return super().each(commands, replicas)
 
     assert open_store(redis_server.url, Meanwhile, retention=60.0).count() == 0
     assert [(p, [r.tokens for r in some]) for p, some in store.problems("run")] == [(PROBLEM, [b"bbbb"])]

@@ -76,7 +76,9 @@ FAULTS = {
 
 def aside(directory: Path) -> list[Path]:
     """Returns the damaged files that were set aside."""
-    return [path for path in directory.glob(f"{FILE_NAME}.damaged-*") if not path.name.endswith(("-wal", "-shm"))]
+    return [
+        path for path in directory.glob(f"{FILE_NAME}.damaged-*") if not path.name.endswith(("-wal", "-shm", ".lost"))
+    ]
 
 
 @pytest.mark.parametrize("kind", FAULTS)
