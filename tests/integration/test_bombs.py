@@ -68,5 +68,6 @@ def test_what_a_message_becomes_is_bounded_for_everybody(guarded: Server, method
     error = sent(guarded.endpoint, method, body, TOKEN)
     assert peak.grown() < ROOM
     assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-    assert words in str(error.details())
+    # On a slow machine, the bound over all arriving messages may refuse it first.
+    assert words in str(error.details()) or "take too much memory; try later" in str(error.details())
     assert guarded.running
