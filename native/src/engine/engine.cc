@@ -132,7 +132,7 @@ Opened Engine::open(const std::string& name, Tokens prompt, const std::string& i
   std::shared_ptr<Problem> problem;
   while (!problem) {  // again if the namespace was erased while the lock was released
     namespace_ = state_->registry.namespace_named(name);
-    problem = state_->registry.problem_of(*namespace_, std::move(key), prompt, lock);
+    problem = state_->registry.problem_of(*namespace_, key, prompt, lock);
   }
   session->namespace_ = namespace_;
   session->problem = problem;

@@ -53,7 +53,7 @@ void Registry::use(Problem& problem) {
   if (problem.twins) twinned_.splice(twinned_.end(), twinned_, problem.twinned);
 }
 
-std::shared_ptr<Problem> Registry::problem_of(Namespace& namespace_, ProblemKey&& key, Tokens prompt,
+std::shared_ptr<Problem> Registry::problem_of(Namespace& namespace_, ProblemKey& key, Tokens prompt,
                                               Monitor::Lock& lock) {
   if (key.id.empty() && !namespace_.problems.contains(key)) {
     Problem* const earlier = namespace_.prompts.continued_by(prompt, lock);

@@ -31,9 +31,10 @@ class Registry {
   // The problem with this key; adds it, with the key, if it is new. If `used`, it becomes the most recently used
   // problem; otherwise a new problem becomes the least recently used one, and a known one keeps its place.
   std::shared_ptr<Problem> problem(Namespace& namespace_, ProblemKey&& key, bool used = true) REQUIRES(engine_lock);
-  // The problem of a session: the one with this key, else the one of which this is a later turn, else a new one. Null,
-  // and the key is unchanged, if the namespace was erased meanwhile: the search releases the lock after each slice.
-  std::shared_ptr<Problem> problem_of(Namespace& namespace_, ProblemKey&& key, Tokens prompt, Monitor::Lock& lock)
+  // The problem of a session: the one with this key, else the one of which this is a later turn, else a new one, which
+  // takes the key. Null, and the key is unchanged, if the namespace was erased meanwhile: the search releases the lock
+  // after each slice.
+  std::shared_ptr<Problem> problem_of(Namespace& namespace_, ProblemKey& key, Tokens prompt, Monitor::Lock& lock)
       REQUIRES(engine_lock);
   // Null if there is none.
   const Problem* find_problem(const std::string& name, const ProblemKey& key) const REQUIRES(engine_lock);
