@@ -7,7 +7,7 @@ from typing import ParamSpec, TypeVar
 Args = ParamSpec("Args")
 Result = TypeVar("Result")
 
-HOOKS = ("begin", "announce", "ask", "tell", "collect", "finish", "settle")
+HOOKS = ("begin", "announce", "ask", "report", "collect", "finish", "settle")
 """The adapter's calls to the client."""
 
 
@@ -25,7 +25,7 @@ class Stopwatch:
 
     def _timed(self, function: Callable[Args, Result]) -> Callable[Args, Result]:
         def call(*args: Args.args, **kwargs: Args.kwargs) -> Result:
-            if self._inside:  # restart() begins, settle() tells
+            if self._inside:  # restart() begins, settle() sends
                 return function(*args, **kwargs)
             self._inside, start = True, time.perf_counter()
             try:
