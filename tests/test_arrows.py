@@ -172,9 +172,9 @@ def check_no_circle(ahead: Mapping[str, Collection[str]]) -> None:
 
 
 # The rooms of the core, and the public headers by the first room that may include them.
-FOLDERS = ["threads", "index", "live", "draft", "registry", "upkeep", "engine"]
+FOLDERS = ["hash", "threads", "index", "live", "draft", "registry", "upkeep", "engine"]
 HEADERS = {
-    "histospec/types.h": "threads",
+    "histospec/types.h": "hash",
     "histospec/stats.h": "registry",
     "histospec/options.h": "upkeep",
     "histospec/engine.h": "engine",
