@@ -211,18 +211,19 @@ class Accounting(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # gener
             # Every log line of this call has these values, also in tasks that it starts.
             bind_contextvars(request_id=request_id(context.invocation_metadata() or ()))
             try:
-                return await behaviour(request, context)
-            except HistoSpecError as error:
-                code = status_of(error)
-                say = log.info if isinstance(error, EXPECTED) else log.error
-                if (more := self._throttle.admits((method, code))) is not None:
-                    say("rpc refused", method=method, code=code.name, peer=context.peer(), reason=str(error), **more)
+                try:
+                    return await behaviour(request, context)
+                except HistoSpecError as error:
+                    code, reason = status_of(error), str(error)
+                    say = log.info if isinstance(error, EXPECTED) else log.error
+                    if (more := self._throttle.admits((method, code))) is not None:
+                        say("rpc refused", method=method, code=code.name, peer=context.peer(), reason=reason, **more)
+                except Exception:
+                    code, reason = grpc.StatusCode.INTERNAL, "the server failed; see its log"
+                    log.exception("rpc failed", method=method, peer=context.peer())
+                # Not above: what `abort` raises would keep the error.
                 self._metrics.rpc_errors.labels(method, code.name).inc()
-                await context.abort(code, str(error))
-            except Exception:
-                log.exception("rpc failed", method=method, peer=context.peer())
-                self._metrics.rpc_errors.labels(method, grpc.StatusCode.INTERNAL.name).inc()
-                await context.abort(grpc.StatusCode.INTERNAL, "the server failed; see its log")
+                await context.abort(code, reason)
             finally:
                 self._running -= 1
 

@@ -110,7 +110,9 @@ def tolerant(kind: str, decode: Callable[[bytes], T], check: Callable[[bytes], N
         except DecodeError:
             return Undecodable(not_a(kind, data))
         except HistoSpecError as error:
-            return Undecodable(error)
+            # The frames of the traceback hold the message and the error, so both would stay until a garbage collection.
+            error.__context__ = error.__cause__ = None
+            return Undecodable(error.with_traceback(None))
 
     return decoded
 
