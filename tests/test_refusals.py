@@ -12,6 +12,7 @@ from histospec.server import errors as server
 ARRIVES_AS = {
     server.InvalidRequest: client.InvalidRequest,
     server.LimitExceeded: client.LimitExceeded,
+    server.Late: client.DeadlineExceeded,
     server.Unauthenticated: client.PermissionDenied,
     server.PermissionDenied: client.PermissionDenied,
     server.Unavailable: client.Unavailable,

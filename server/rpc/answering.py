@@ -59,11 +59,6 @@ class Answering:
         self._waiting = 0  # calls that wait for memory
         self._watching: asyncio.Task[None] | None = None
 
-    @property
-    def unread_bytes(self) -> int:
-        """The size of all answers that callers have not read."""
-        return sum(answer.size for answer in self._unread)
-
     async def write(self, context: Any, data: bytes, counted: bool = True) -> None:
         """Writes an answer. Raises LimitExceeded if there is no memory for it; not if it is not `counted`."""
         if counted and self._bytes and self._bytes + len(data) > MAX_UNREAD:

@@ -122,4 +122,4 @@ def test_a_service_comes_back_from_its_backup(start_server: Starter, files: Path
 def test_workers_may_not_take_backups(start_server: Starter, files: Path, object_store: ObjectStore) -> None:
     cluster = Cluster(start_server, files, object_store, "guarded")
     (files / "token" / "token").write_text(secret("workers"))
-    assert "token 'workers' has no right to admin in namespace 'run-*'" in cluster.run("backup", code=1)
+    assert "token 'workers' has no right to admin" in cluster.run("backup", code=1)

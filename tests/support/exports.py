@@ -6,6 +6,7 @@ from typing import Any
 import grpc
 
 from histospec.server.stores.interface import Problem, Record
+from histospec.server.stores.records import from_message
 from histospec.v1 import draft_pb2 as pb
 from histospec.v1 import draft_pb2_grpc as pb_grpc
 
@@ -38,19 +39,6 @@ def problems(messages: Iterable[pb.ExportResponse]) -> dict[Problem, list[Record
             problem = Problem(message.namespace, part.prompt, part.problem)
             assert part.continued == (problem == last), problem
             assert part.continued or problem not in found, problem
-            found.setdefault(problem, []).extend(map(record, part.responses))
+            found.setdefault(problem, []).extend(map(from_message, part.responses))
             last = problem
     return found
-
-
-def record(response: pb.Response) -> Record:
-    """A response as stores have it."""
-    return Record(
-        response.tokens,
-        response.epoch,
-        response.reward if response.HasField("reward") else None,
-        response.logprobs,
-        response.generated,
-        response.seed if response.HasField("seed") else None,
-        response.alternatives,
-    )

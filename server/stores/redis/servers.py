@@ -100,8 +100,13 @@ class Servers:
     def _each(self, commands: Sequence[Command], replicas: bool) -> list[Any]:
         location, client = self._connected()
         wait = location.replicas if replicas else 0
-        if not location.cluster:
-            return self._pipeline(client, commands, wait)
+        answers = (self._on_nodes if location.cluster else self._pipeline)(client, commands, wait)
+        if any(isinstance(answer, TRANSIENT) for answer in answers):
+            self._disconnect()  # another server may be the primary by now
+        return answers
+
+    def _on_nodes(self, client: Any, commands: Sequence[Command], wait: int) -> list[Any]:
+        """Runs every command on the node of the Cluster that has its key."""
         by_node: dict[str, list[int]] = {}
         answers: list[Any] = [None] * len(commands)
         for i, command in enumerate(commands):
@@ -114,8 +119,6 @@ class Servers:
             some = self._pipeline(client.get_redis_connection(node), [commands[i] for i in mine], wait)
             for i, answer in zip(mine, some, strict=True):
                 answers[i] = answer
-        if any(isinstance(answer, TRANSIENT) for answer in answers):
-            self._disconnect()  # slots may have moved
         return answers
 
     def keys(self, pattern: bytes) -> Iterator[list[bytes]]:
@@ -184,11 +187,8 @@ class Servers:
             answers = list(pipeline.execute(raise_on_error=False))
         except redis.RedisError as error:  # the server does not answer
             return [error] * len(commands)
-        if wait:
-            have = answers.pop()
-            if isinstance(have, Exception) or have < wait:
-                text = f"{have} replicas have the write, {wait} are required"
-                return [have if isinstance(have, Exception) else TooFewReplicas(text)] * len(commands)
+        if wait and (few := _too_few(answers.pop(), wait)):
+            return [answer if isinstance(answer, Exception) else few for answer in answers]
         return answers
 
     def _connect(self, location: Location) -> Any:
@@ -213,10 +213,10 @@ class Servers:
 
     def _disconnect(self) -> None:
         client, self._client = self._client, None
-        if isinstance(client, redis.Redis):
-            client.connection_pool.disconnect(inuse_connections=False)  # busy connections finish their commands
-        elif client is not None:
-            client.close()
+        nodes = [node.redis_connection for node in client.get_nodes()] if hasattr(client, "get_nodes") else [client]
+        for node in nodes:
+            if node is not None:
+                node.connection_pool.disconnect(inuse_connections=False)  # busy connections finish their commands
 
     def close(self) -> None:
         """Closes the connections."""
@@ -225,6 +225,14 @@ class Servers:
 
 def _key(command: Command) -> Any:
     return command[3] if command[0] == "EVAL" else command[1]
+
+
+def _too_few(have: Any, wanted: int) -> redis.RedisError | None:
+    """Returns why the answer of WAIT does not acknowledge the write."""
+    if isinstance(have, redis.RedisError):
+        # A server that has become a replica since the write. Other errors, such as a missing right, stay.
+        return TooFewReplicas(str(have)) if "replica instances" in str(have) else have
+    return TooFewReplicas(f"{have} replicas have the write, {wanted} are required") if have < wanted else None
 
 
 def _no_cluster(error: BaseException) -> redis.RedisError:

@@ -18,7 +18,7 @@ from histospec.server.stores import records
 from histospec.server.stores.interface import Problem, Record
 from histospec.server.stores.redis import keys as redis_keys
 from histospec.server.stores.redis.location import Location
-from histospec.server.stores.redis.servers import Command, Servers
+from histospec.server.stores.redis.servers import Command, Servers, comes_back
 from histospec.server.stores.redis.store import RedisStore
 from tests.support.batches import batch, put
 from tests.support.ports import free_port
@@ -298,6 +298,39 @@ def test_a_replica_that_is_not_there_is_not_taken_for_one(
     store = open_store(f"{server.url}?replicas=1", partial(Servers, replica_seconds=0.1), patience=0.2)
     with pytest.raises(StoreError, match="0 replicas have the write, 1 are required"):
         store.append(batch(b"aaaa")).result()
+
+
+def test_a_master_that_became_a_replica_is_left(tmp_path: Path, server: RedisProcess) -> None:
+    """Every command fails with an error after which it is tried again, on a new connection."""
+    other = RedisProcess(tmp_path / "other")
+    servers = Servers(lambda: Location.parse(f"{server.url}?replicas=1"), replica_seconds=0.1)
+    try:
+        assert isinstance(servers.each([("SET", "a", "1")], replicas=True)[0], redis.ConnectionError)
+        connections = server.client.info("stats")["total_connections_received"]
+        host, port = other.where.rsplit(":", 1)
+        server.client.replicaof(host, port)
+        for _ in range(2):
+            for error in servers.each([("SET", "a", "1"), ("GET", "a")], replicas=True):
+                assert comes_back(error, url_may_change=False), error
+        assert server.client.info("stats")["total_connections_received"] >= connections + 2
+    finally:
+        servers.close()
+        other.kill()
+
+
+def test_new_connections_do_not_close_those_in_use(redis_cluster: RedisCluster) -> None:
+    """A thread that finds a server gone connects again; another one waits for its answer meanwhile."""
+    servers = Servers(lambda: Location.parse(redis_cluster.url))
+    assert servers.each([("SET", "a", "1")]) == [b"OK"]
+    answers: list[Any] = []
+    waiting = threading.Thread(target=lambda: answers.extend(servers.each([("BLPOP", "nothing", 0.5)])))
+    waiting.start()
+    eventually(lambda: sum(node.client.info("clients")["blocked_clients"] for node in redis_cluster.nodes))
+    servers.close()
+    waiting.join()
+    assert answers == [None]
+    assert servers.each([("GET", "a")]) == [b"1"]
+    servers.close()
 
 
 def test_what_was_acknowledged_survives_the_masters(open_store: Callable[..., RedisStore], tmp_path: Path) -> None:
