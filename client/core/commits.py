@@ -15,6 +15,8 @@ from histospec.client.config import Limits
 from histospec.client.core.outage_log import Losses
 from histospec.client.core.session import Session
 from histospec.client.values import ShardStats, Stats
+from histospec.protocol import alternatives
+from histospec.v1 import draft_pb2 as pb
 
 log = logging.getLogger("histospec.client")
 
@@ -40,6 +42,21 @@ class Commit:
     """Increases in the order in which responses finished."""
     queue: "CommitQueue | None" = None
     """The queue that counts it; None before it is kept."""
+
+    def message(self) -> pb.CloseSession:
+        """Returns the close that commits it."""
+        session = self.session
+        return pb.CloseSession(
+            session=session.number,
+            commit=True,
+            epoch=self.epoch,
+            reward=self.reward,
+            # The log-probabilities of tokens that another request generated are unknown.
+            logprobs=b"" if session.continued else self.logprobs,
+            generated=session.length,
+            changes=self.changes,
+            alternatives=alternatives.preceded(self.alternatives, session.own, session.continued),
+        )
 
     @property
     def bytes(self) -> int:

@@ -32,6 +32,7 @@ from histospec.client.core.step import Budget, StepInput, report_counts
 from histospec.client.core.stream_state import StreamState
 from histospec.client.recorder import recorder
 from histospec.client.values import Draft, Stats, Tokens
+from histospec.protocol.aborted import Aborted, AbortedResponses
 from histospec.protocol.costs import DEFAULT_VERIFY_COST
 from histospec.v1 import draft_pb2 as pb
 
@@ -62,9 +63,12 @@ class Core:
         self._sessions: dict[int, Session] = {}
         self._owners: dict[int, Shard] = {}  # the shard that owns the problem of each session
         self._next = 1
+        self._aborted: AbortedResponses[str] = AbortedResponses(clock)  # by problem id
         self._stats = Stats()
         self._commits = Commits(config.limits, self._stats, lambda session: self._owner(session).queue)
-        self._shared = Shared(config, self._stats, self._sessions, self._commits, lambda shard: self.explain(shard))
+        self._shared = Shared(
+            config, self._stats, self._sessions, self._commits, self._move, lambda shard: self.explain(shard)
+        )
         self._members = Membership(self._shared)
         self._lock = threading.Lock()
 
@@ -115,6 +119,12 @@ class Core:
     def _owner(self, session: Session) -> Shard:
         return self._members.owner(session.prompt, session.problem)
 
+    def _move(self, session: Session) -> None:
+        """Gives an open session to the present owner of its problem, which begins to read the history."""
+        self._owners[session.number].forget(session)
+        self._owners[session.number] = owner = self._owner(session)
+        owner.open(session)
+
     def update(self, endpoints: Sequence[Endpoint]) -> None:
         """Replaces the shards. Sessions and responses whose problem moves go to its new owner."""
         with self._lock:
@@ -122,11 +132,8 @@ class Core:
             for shard in self._members.update(endpoints):
                 shard.lose_stream()
             for session in self._sessions.values():
-                former, owner = self._owners[session.number], self._owner(session)
-                if owner is not former:
-                    former.forget(session)
-                    self._owners[session.number] = owner
-                    owner.open(session)  # it begins to read the history
+                if self._owner(session) is not self._owners[session.number]:
+                    self._move(session)
             self._commits.move()
             if first.contact.lost and not first.endpoint.address:
                 for shard in self.shards:
@@ -198,8 +205,10 @@ class Core:
         with self._lock:
             opened = []
             for prompt, problem, text, seed in zip(texts, names, begun, drawn, strict=True):
-                shard = self.shard_of(prompt, problem)
                 session = Session(self._next, prompt, problem, text, seed)
+                if not text and (begun := self._aborted.find(problem, prompt)) is not None:
+                    session.resume(begun)
+                shard = self._owner(session)
                 self._next += 1
                 self._sessions[session.number] = session
                 self._owners[session.number] = shard
@@ -216,11 +225,15 @@ class Core:
         logprobs: Sequence[Any] | None = None,
         changes: int | Sequence[int] | None = None,
         alternatives: Sequence[bytes | None] | None = None,
+        aborted: bool = False,
     ) -> None:
         """See `DraftClient.finish`."""
         quiet_grpc.refuse_after_fork()
         arguments.listed("sessions", sessions, arguments.SESSIONS)
         arguments.flag("commit", commit)
+        arguments.flag("aborted", aborted)
+        if commit and aborted:
+            raise ValueError("aborted: responses that may be continued are not complete; give commit=False")
         count = len(sessions)
         with self._lock:
             chosen = find(self._sessions, sessions)
@@ -229,17 +242,20 @@ class Core:
             reward = [arguments.reward_number(name, v) for name, v in arguments.each("rewards", rewards, count)]
             given = arguments.for_each("logprobs", logprobs, arguments.LOGPROBS, "sessions", count)
             scores = [
-                arguments.float_bytes(f"logprobs[{i}]", score, session.length)
+                arguments.float_bytes(f"logprobs[{i}]", score, session.own)
                 for i, (score, session) in enumerate(zip(given, chosen, strict=True))
             ]
             packed = arguments.for_each("alternatives", alternatives, arguments.ALTERNATIVES, "sessions", count)
             others = [
-                arguments.alternative_bytes(f"alternatives[{i}]", some, session.length)
+                arguments.alternative_bytes(f"alternatives[{i}]", some, session.own)
                 for i, (some, session) in enumerate(zip(packed, chosen, strict=True))
             ]
             for i, session in enumerate(chosen):
                 del self._sessions[session.number]
                 shard = self._owners.pop(session.number)
+                if aborted and session.generated:
+                    self._abort(session)
+                    continue
                 if not (commit and session.generated):
                     shard.forget(session)
                     continue
@@ -254,6 +270,14 @@ class Core:
                         reward=reward[i],
                     )
                 shard.commit(Commit(session, epoch[i], reward[i], scores[i], change[i], others[i]))
+
+    def _abort(self, session: Session) -> None:
+        """Ends a session whose response may go on in another one, of this or another client."""
+        response = Aborted.of(session.prompt, session.generated)
+        self._aborted.add(session.problem, response)
+        message = pb.AbortedResponse(namespace=self.config.namespace, problem=session.problem, **response._asdict())
+        for shard in self.shards:
+            shard.abort(session, message)
 
     # ---- steps ----------------------------------------------------------------------------------------------------
 
