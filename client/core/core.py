@@ -206,8 +206,8 @@ class Core:
             opened = []
             for prompt, problem, text, seed in zip(texts, names, begun, drawn, strict=True):
                 session = Session(self._next, prompt, problem, text, seed)
-                if not text and (begun := self._aborted.find(problem, prompt)) is not None:
-                    session.resume(begun)
+                if not text and (first := self._aborted.find(problem, prompt)) is not None:
+                    session.resume(first)
                 shard = self._owner(session)
                 self._next += 1
                 self._sessions[session.number] = session

@@ -164,7 +164,7 @@ class RequestSessions:
         aborts, self._aborts = self._aborts, []
         if not (commits or drops or aborts):
             return
-        tails = [(session, tail) for session, tail, *_ in (*commits, *aborts) if tail]
+        tails = [(session, tail) for session, tail in (*((s, t) for s, t, _ in commits), *aborts) if tail]
         if tails:
             verified = self._take_verified([session for session, _ in tails])
             self._send([session.id for session, _ in tails], [tail for _, tail in tails], verified)
@@ -186,8 +186,8 @@ class RequestSessions:
 
     def forget(self) -> None:
         """Gives up every session after a failure: the requests go on without drafts and are not committed."""
-        ended = (session for session, *_ in (*self._commits, *self._aborts))
-        lost = [*self._sessions.values(), *self._drops, *ended]
+        lost = [*self._sessions.values(), *self._drops, *(session for session, _, _ in self._commits)]
+        lost += [session for session, _ in self._aborts]
         self._sessions.clear()
         self._pending.clear()
         self._probe = None

@@ -88,7 +88,7 @@ class Close(NamedTuple):
     generated: int
     changes: int
     alternatives: bytes
-    aborted: tuple[AnyPrompt, Aborted] | None
+    aborted: tuple[AnyPrompt, Aborted] | None = None
     """The response that may be continued, of this or another shard."""
 
 

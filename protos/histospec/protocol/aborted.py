@@ -38,7 +38,7 @@ class Aborted(NamedTuple):
     """int32: the tokens after it, 1 to `TAIL`."""
 
     @classmethod
-    def of(cls, prompt: bytes, generated: bytes) -> "Aborted":
+    def of(cls, prompt: bytes, generated: bytes | bytearray) -> "Aborted":
         """Describes the response to `prompt` of which `generated`, not empty, was generated; both int32."""
         tail = generated[-TAIL * TOKEN :]
         digest = blake2b(prompt, digest_size=DIGEST)
