@@ -232,16 +232,26 @@ class Shard:
 
     def lose_stream(self) -> None:
         """Forgets the stream, if there is one: ends the waits for it, and puts its commits back to be sent again."""
+        again = self._forget_stream()
+        self.queue.forget_fresh()
+        self._shared.commits.unsent(again)
+
+    def renew(self) -> None:
+        """Forgets its stream and the sessions to open, after an interrupt; the core names those anew."""
+        self._forget_stream()
+        self._opens.clear()
+
+    def _forget_stream(self) -> list[Commit]:
+        """Ends the waits for its stream, if there is one. Returns the commits that it has not acknowledged."""
         stream, self.stream = self.stream, None
+        self._closes.clear()  # sessions end with their stream
         if stream is None:
-            return
+            return []
         again = stream.lose()
         self._shared.stats.reopened += stream.reopened
         self.opening.reset()
         self.committing.reset()
-        self.queue.forget_fresh()
-        self._closes.clear()  # sessions end with their stream
-        self._shared.commits.unsent(again)
+        return again
 
     def _begin_stream(self) -> StreamState:
         if self.stream is None:
@@ -412,6 +422,11 @@ class Membership:
     def leaving(self) -> list[Shard]:
         """Shards that are no longer members, but still owe an acknowledgement."""
         self._leaving = [shard for shard in self._leaving if not shard.settled]
+        return list(self._leaving)
+
+    @property
+    def known_leaving(self) -> list[Shard]:
+        """As `leaving`, and those that owe nothing any more. Looks at no shard."""
         return list(self._leaving)
 
     def owner(self, prompt: bytes, problem: str) -> Shard:
