@@ -36,8 +36,9 @@ from histospec.client.core.message_limits import ServerLimits
 from histospec.client.core.outage_log import Outage
 from histospec.client.core.session import Appending, Session, find, prepare
 from histospec.client.core.shard import Membership, Pending, Shard, Shared
-from histospec.client.core.step import Budget, StepInput, report_counts
+from histospec.client.core.step import Budget, GarbledReply, StepInput, report_counts
 from histospec.client.core.stream_state import StreamState
+from histospec.client.errors import HistoSpecError
 from histospec.client.recorder import recorder
 from histospec.client.values import Draft, Stats, Tokens
 from histospec.protocol.costs import DEFAULT_VERIFY_COST
@@ -49,7 +50,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def _locked(method: Callable[Concatenate["Core", P], T]) -> Callable[Concatenate["Core", P], T]:
+def _locked(method: Callable[Concatenate[Core, P], T]) -> Callable[Concatenate[Core, P], T]:
     """Runs a method of the core under its lock, after mending what an interrupt has left in the middle; then logs."""
 
     @wraps(method)
@@ -61,7 +62,7 @@ def _locked(method: Callable[Concatenate["Core", P], T]) -> Callable[Concatenate
             self._interrupted = True
             try:
                 result = method(self, *args, **kwargs)
-            except Exception:  # not KeyboardInterrupt
+            except (ValueError, TypeError, HistoSpecError, GarbledReply):  # the method's own, not of a signal handler
                 self._interrupted = False
                 raise
             self._interrupted = False
@@ -69,7 +70,7 @@ def _locked(method: Callable[Concatenate["Core", P], T]) -> Callable[Concatenate
             self._write_log()
         return result
 
-    return locked
+    return locked  # type: ignore[return-value]  # `wraps` names the first argument
 
 
 class Core:

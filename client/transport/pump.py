@@ -175,7 +175,7 @@ class Pump:
         return loop
 
     def _sound_loop(self) -> "_Loop":
-        """Returns the loop; a new one if there is none, or if an interrupt ended its last turn. Called by the driver."""
+        """Returns the loop; a new one if there is none or an interrupt ended its last turn. Called by the driver."""
         # Only when needed: a process that forks before the first call must not share the loop's file descriptors.
         if self._loop is not None and self._loop.turning:
             self.give_up()

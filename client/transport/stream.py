@@ -27,6 +27,11 @@ from histospec.v1 import draft_pb2_grpc as rpc
 
 log = logging.getLogger("histospec.client")
 
+_DRAFT = "/histospec.v1.DraftService/Draft"
+LONGEST_ANSWER = 64 << 20
+"""Bytes that gRPC takes of one answer: three times that of 4,096 sessions. Most answers have a smaller limit."""
+_TOO_LONG = "CLIENT: Received message larger"
+"""How gRPC's own details begin if this side has refused a response; "SERVER: " if the server has refused a message."""
 _END: Any = grpc.aio.EOF  # type: ignore[attr-defined]
 
 
@@ -44,11 +49,12 @@ class Stream:
         self.state = state
         self._core = core
         self._shard = shard
-        self._channel = open_channel(grpc.aio, shard.endpoint, core.config)
-        stub: Any = rpc.DraftServiceStub(self._channel)
-        self._call = stub.Draft(metadata=metadata(core.config))
+        self._channel = open_channel(grpc.aio, shard.endpoint, core.config, longest=LONGEST_ANSWER)
+        draft = self._channel.stream_stream(_DRAFT, request_serializer=pb.DraftRequest.SerializeToString)
+        self._call = draft(metadata=metadata(core.config))
         seconds = core.config.timeouts.silence
-        self._limits = stub.Topology(pb.TopologyRequest(), timeout=seconds, metadata=metadata(core.config))
+        topology: Any = rpc.DraftServiceStub(self._channel).Topology
+        self._limits = topology(pb.TopologyRequest(), timeout=seconds, metadata=metadata(core.config))
         self._reader = _task(self._read())
         self._writer: asyncio.Task[None] | None = None
 
@@ -88,13 +94,13 @@ class Stream:
         code, details = grpc.StatusCode.UNAVAILABLE, "the server closed the stream"
         try:
             await self._connect()
-            while (response := await self._call.read()) is not _END:
-                if response is None:
-                    raise GarbledReply("it cannot be parsed")
-                self._core.reply(self._shard, self.state, response)
+            while (text := await self._call.read()) is not _END:
+                self._core.reply(self._shard, self.state, self.state.parse(text))
                 self._core.changed()
         except grpc.aio.AioRpcError as error:
             code, details = error.code(), error.details() or ""
+            if details.startswith(_TOO_LONG):
+                code, details = grpc.StatusCode.DATA_LOSS, f"garbled reply: {details}"
         except GarbledReply as error:
             code, details = grpc.StatusCode.DATA_LOSS, f"garbled reply: {error}"
         except asyncio.CancelledError:
@@ -192,9 +198,9 @@ class Streams:
     def abandon(self) -> None:
         """Ends all streams after their loop was closed or given up, as far as possible without it.
 
-        May be called again after an interrupt. gRPC reports the end of a call to the loop that made it, from any loop that turns, and logs an error if the
+        gRPC reports the end of a call to the loop that made it, from any loop that turns, and logs an error if the
         former is closed. The closed loop is therefore made to accept the report and do nothing, so that its tasks, some
-        of them gRPC's, are freed.
+        of them gRPC's, are freed. May be called again after an interrupt.
         """
         if self.loop is not None:
             self.loop.set_exception_handler(_ignore)
