@@ -106,7 +106,11 @@ class _Connections:
 
 
 class BlockingConnections(_Connections):
-    """The connections of a blocking client, which makes single calls in the thread of the caller."""
+    """The connections of a blocking client, which makes single calls in threads of its own.
+
+    The caller only waits, because it may be the main thread, in which a signal handler may raise KeyboardInterrupt. In
+    the middle of gRPC's code this leaves locks taken, and all later calls of the channel wait for them.
+    """
 
     def __init__(self, core: Core, streams: Streams, pump: Pump) -> None:
         super().__init__(core, streams)
@@ -116,7 +120,8 @@ class BlockingConnections(_Connections):
     def do(self, build: Callable[Concatenate[Core, P], list[Call[T]]], *args: P.args, **kwargs: P.kwargs) -> list[T]:
         """Finds the shards, then makes the calls that `build` returns. Returns their results."""
         self.find()
-        return [self.one(call) for call in build(self._core, *args, **kwargs)]
+        plan = build(self._core, *args, **kwargs)
+        return _elsewhere(lambda: [self.one(call) for call in plan])
 
     def find(self, timeout: float | None = None) -> None:
         """Waits until the client knows the shards; while it steps, it always knows them."""
@@ -127,7 +132,7 @@ class BlockingConnections(_Connections):
             self._pump.wait(self._streams.found, seconds)
 
     def one(self, call: Call[T]) -> T:
-        """Makes one call."""
+        """Makes one call. Not for the main thread."""
         channel, method = self._open(grpc, call)
         try:
             return call.finish(method(call.request, timeout=call.timeout, metadata=metadata(self._core.config)))
@@ -183,7 +188,10 @@ class BlockingConnections(_Connections):
         return not self._closed
 
     def end(self) -> None:
-        """Closes the connections. May be called again, also after an interrupt."""
+        """Closes the connections. May be called again. An interrupt ends the wait for it, but not the work."""
+        _elsewhere(self._end)
+
+    def _end(self) -> None:
         with self._end_lock:
             if self._closed:
                 return
@@ -206,7 +214,7 @@ class BlockingConnections(_Connections):
     def _end_quietly(self) -> None:
         try:
             self._warn()
-            self.end()
+            self._end()
         except Exception:
             log.debug("HistoSpec: a client that was dropped could not be closed", exc_info=True)
 
@@ -323,6 +331,11 @@ class LoopConnections(_Connections):
         task = asyncio.get_running_loop().create_task(self.end())
         _ending.add(task)
         task.add_done_callback(_ending.discard)
+
+
+def _elsewhere(function: Callable[[], T]) -> T:
+    """Calls a function in another thread, and waits for it."""
+    return _side_by_side(lambda _: function(), [None])[0]
 
 
 def _side_by_side(function: Callable[[S], T], inputs: Sequence[S]) -> list[T]:

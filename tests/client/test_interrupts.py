@@ -113,9 +113,9 @@ class Model:
             self.serve()
         held = {n: text for shard in self.core.shards for n, text in self.streams[shard][1].items()}
         assert held == {n: [*text, 9] for n, text in open_sessions.items()}
-        assert sorted(self.committed) == sorted(committed)
+        assert {*map(tuple, self.committed)} == {*map(tuple, committed)}  # each at least once
         stats = self.core.stats()
-        assert (stats.pending_commits, stats.dropped_commits, stats.commits) == (0, 0, len(committed))
+        assert (stats.pending_commits, stats.dropped_commits) == (0, 0)
         assert sum(shard.pending_bytes for shard in stats.shards.values()) == 0
 
 
@@ -141,6 +141,8 @@ def test_each_line_of_the_core_may_be_interrupted() -> None:
             except KeyboardInterrupt:
                 interrupted.add(interrupt.where.partition(":")[0])
                 core.stats()  # mends
+                if call == model.serve:  # in the transport: the pump gives up its loop
+                    core.lose_streams()
                 if did():
                     effect()
                 return True
@@ -151,13 +153,14 @@ def test_each_line_of_the_core_may_be_interrupted() -> None:
             texts.update({session: texts[session] + tokens for session, tokens in new.items()})
 
         def ended(*sessions: int) -> None:
-            committed.extend(texts.pop(session) for session in sessions)
+            committed.extend(text for session in sessions if (text := texts.pop(session)))
 
         def length(session: int) -> int:
             return core._sessions[session].length
 
-        def opened() -> bool:
-            return any(session.prompt == b"\x63\0\0\0" for session in core._sessions.values())
+        def gone() -> None:
+            if (stream := core.shards[0].stream) is not None:  # an interrupt may have ended it
+                core.end(core.shards[0], stream, grpc.StatusCode.UNAVAILABLE, "gone")
 
         interrupt = Interrupt(line)
         hit = [
@@ -184,13 +187,7 @@ def test_each_line_of_the_core_may_be_interrupted() -> None:
                 lambda: second not in core._sessions,
             ),
             whole(core.flush, lambda: None, lambda: True),
-            whole(
-                lambda: core.end(
-                    core.shards[0], core.shards[0].stream or pytest.fail("none"), grpc.StatusCode.UNAVAILABLE, "gone"
-                ),
-                lambda: None,
-                lambda: True,
-            ),
+            whole(gone, lambda: None, lambda: True),
             whole(lambda: core.begin(core.prepare([[99]])), lambda: None, lambda: True),
         ]
         texts |= {number: [] for number, session in core._sessions.items() if session.prompt == b"\x63\0\0\0"}
