@@ -39,6 +39,7 @@ class Pump:
         self.give_up: Callable[[], None] = lambda: None
         """Called by the next driver after an interrupt ended a turn, before it makes a new loop."""
         self._loop: _Loop | None = None
+        self._lost: _Loop | None = None  # a loop that is to be given up
         self._lock = threading.Lock()
         self._driver: object = None  # stands for the thread that turns the loop
         self._bells: set[queue.SimpleQueue[None]] = set()  # of the threads that sleep
@@ -91,7 +92,7 @@ class Pump:
     @property
     def used(self) -> bool:
         """Whether there is a loop."""
-        return self._loop is not None
+        return self._loop is not None or self._lost is not None
 
     def finish(self, last: Callable[[], Coroutine[Any, Any, None]], timeout: float) -> None:
         """Runs `last` and every other task to its end, and closes the loop. May be called again after an interrupt.
@@ -100,7 +101,7 @@ class Pump:
         If the loop is closed before that, gRPC keeps the call, its connection and eight threads until another loop
         turns, which may be never.
         """
-        if self._loop is None:
+        if not self.used:
             return
         tasks: list[asyncio.Task[None]] = []
 
@@ -178,10 +179,12 @@ class Pump:
         """Returns the loop; a new one if there is none or an interrupt ended its last turn. Called by the driver."""
         # Only when needed: a process that forks before the first call must not share the loop's file descriptors.
         if self._loop is not None and self._loop.turning:
-            self.give_up()
             with self._lock:
-                self._loop.close()
-                self._loop = None
+                self._lost, self._loop = self._loop, None
+        if self._lost is not None:
+            self.give_up()
+            self._lost.close()
+            self._lost = None
         if self._loop is None:
             loop = _Loop()
             loop.set_exception_handler(_quiet)
@@ -212,6 +215,7 @@ class _Loop(asyncio.SelectorEventLoop):
     def __init__(self) -> None:
         self.turning = False
         """Whether a turn has begun and did not end. If no thread drives the loop, an interrupt has ended it."""
+        self._interrupt: BaseException | None = None
         self._bounded = _Selector()
         super().__init__(self._bounded)
 
@@ -241,6 +245,14 @@ class _Loop(asyncio.SelectorEventLoop):
             asyncio._set_running_loop(None)
         self.turning = False
 
+    def call_soon(self, callback: Any, *args: Any, context: Any = None) -> asyncio.Handle:
+        """See asyncio. gRPC calls it for each event, and ignores an interrupt, which this loop then raises itself."""
+        try:
+            return super().call_soon(callback, *args, context=context)
+        except BaseException as error:
+            self._interrupt = error
+            raise
+
     def _rounds(self, done: Callable[[], bool], until: float) -> None:
         """Runs callbacks. Looks for input only if none is ready, and after IN_A_ROW of them.
 
@@ -254,6 +266,8 @@ class _Loop(asyncio.SelectorEventLoop):
                 handle = ready.popleft()
                 if not handle.cancelled():
                     handle._run()
+                if self._interrupt is not None:
+                    raise self._interrupt
             if done() or time.monotonic() >= until:
                 return
             self._run_once()  # type: ignore[attr-defined]
