@@ -19,6 +19,7 @@ import asyncio
 import contextlib
 import queue
 import selectors
+import sys
 import threading
 import time
 from collections.abc import Callable, Coroutine
@@ -216,6 +217,7 @@ class _Loop(asyncio.SelectorEventLoop):
         self.turning = False
         """Whether a turn has begun and did not end. If no thread drives the loop, an interrupt has ended it."""
         self._interrupt: BaseException | None = None
+        self._hook = sys.unraisablehook
         self._bounded = _Selector()
         super().__init__(self._bounded)
 
@@ -226,7 +228,10 @@ class _Loop(asyncio.SelectorEventLoop):
         frames, which hold the client. Raising an exception without frames around the loop prevents this.
         """
         self.turning = True
+        self._hook = sys.unraisablehook
         try:
+            if threading.current_thread() is threading.main_thread():  # the only one that is interrupted
+                sys.unraisablehook = self._ignored
             asyncio._set_running_loop(self)
             raise _Turning
         except _Turning as turning:
@@ -242,16 +247,17 @@ class _Loop(asyncio.SelectorEventLoop):
                 error.__context__ = None
                 raise
         finally:
+            if sys.unraisablehook == self._ignored:
+                sys.unraisablehook = self._hook
             asyncio._set_running_loop(None)
         self.turning = False
 
-    def call_soon(self, callback: Any, *args: Any, context: Any = None) -> asyncio.Handle:
-        """See asyncio. gRPC calls it for each event, and ignores an interrupt, which this loop then raises itself."""
-        try:
-            return super().call_soon(callback, *args, context=context)
-        except BaseException as error:
-            self._interrupt = error
-            raise
+    def _ignored(self, unraisable: "sys.UnraisableHookArgs") -> None:
+        """Takes an exception that C code ignores. gRPC does so where it calls asyncio; the turn raises an interrupt."""
+        if issubclass(unraisable.exc_type, Exception):
+            self._hook(unraisable)
+        else:
+            self._interrupt = unraisable.exc_value or unraisable.exc_type()
 
     def _rounds(self, done: Callable[[], bool], until: float) -> None:
         """Runs callbacks. Looks for input only if none is ready, and after IN_A_ROW of them.
@@ -266,8 +272,8 @@ class _Loop(asyncio.SelectorEventLoop):
                 handle = ready.popleft()
                 if not handle.cancelled():
                     handle._run()
-                if self._interrupt is not None:
-                    raise self._interrupt
+            if self._interrupt is not None:
+                raise self._interrupt
             if done() or time.monotonic() >= until:
                 return
             self._run_once()  # type: ignore[attr-defined]
