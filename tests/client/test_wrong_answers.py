@@ -26,7 +26,7 @@ from tests.support.odd_server import OddServer
 from tests.support.waiting import eventually
 
 PATIENT = 60.0
-ANSWERS = int(os.environ.get("HISTOSPEC_CHAOS_ANSWERS", "300"))
+ANSWERS = int(os.environ.get("HISTOSPEC_CHAOS_ANSWERS", "150"))
 LONG = Breaker(cooldown=3600.0, cooldown_max=3600.0, reconnect=3600.0)
 QUICK = Breaker(cooldown=0.001, cooldown_max=0.001, reconnect=0.001)
 
