@@ -274,6 +274,7 @@ class History:
             learned = bool(estimator) and await self.learning.take(namespace, estimator)
             batches = await asyncio.to_thread(self._lacking, problems)
             results = await asyncio.gather(*map(self.add, batches), return_exceptions=True)
+            self.epochs.caught_up(namespace)
         for result in results:
             if result is not None:
                 raise result

@@ -17,6 +17,7 @@ from prometheus_client import Metric
 from histospec.native import SOURCES
 from histospec.protocol.gains import gain
 from histospec.server.errors import StoreError
+from histospec.server.history.namespaces import Progress
 from histospec.server.logs.lines import RecentLines
 from histospec.server.observability.health_hints import Facts, hints
 from histospec.server.observability.metrics import Metrics
@@ -43,7 +44,7 @@ class Overview:
         recent_lines: RecentLines,
         watched: Sequence[Watched[Any]],
         store: Store,
-        newest_epoch: Callable[[str], int],
+        progress: Callable[[str], Progress],
         aside: Executor,
     ) -> None:
         self._config = config
@@ -57,7 +58,7 @@ class Overview:
         self._store = store
         self._peers = ShardHealth([peer for peer in config.peers if peer.name != me.name], config)
         self._samples = Samples()
-        self._runs = Runs(newest_epoch)
+        self._runs = Runs(progress)
         self._size = StoreSize()
         self._started = time.monotonic()  # the wall clock may jump
         self._task: asyncio.Task[None] | None = None
@@ -86,17 +87,19 @@ class Overview:
         metrics = self._metrics
         counted = metrics.engine.read()
         totals = counted.totals()
+        buckets = [s.value for m in metrics.draft_seconds.collect() for s in m.samples if s.name.endswith("_bucket")]
         values = {name: float(totals[name]) for name in COUNTED if name in totals}
         values |= {
             "ingested_responses": metrics.counts.stored_responses,
             "ingested_tokens": metrics.counts.stored_tokens,
             "store_errors": metrics.counts.store_errors,
+            "late_steps": _value(metrics.late_steps.collect()),
+            "batch_steps": buckets[-1],
             "streams": _value(metrics.streams.collect()),
             "sessions": totals["sessions"],
             "index_bytes": metrics.engine.index_bytes(),
             "history_tokens": totals["history_tokens"],
         }
-        buckets = [s.value for m in metrics.draft_seconds.collect() for s in m.samples if s.name.endswith("_bucket")]
         self._samples.add(Sample(now, values, buckets))
         self._runs.add(now, counted)
         with suppress(StoreError):  # the store is not open yet
@@ -138,7 +141,7 @@ class Overview:
                 source: {name: totals[f"{source}.{name}"] for name in ("draft_tokens", "accepted_tokens")}
                 for source in SOURCES
             },
-            "namespaces": self._runs.rows(),
+            "namespaces": self._runs.rows(_late(recent), _late(totals)),
             "namespaces_in_all": self._runs.in_all,
             "series": self._samples.series(offset=offset),
             "shards": shards,
@@ -186,6 +189,11 @@ class Overview:
             away=[shard["name"] for shard in shards if not shard["me"] and shard["state"] not in well],
             namespaces=self._runs.facts(),
         )
+
+
+def _late(counted: Mapping[str, float | None]) -> float:
+    """Returns the share of the steps of this server whose drafts were late."""
+    return (counted["late_steps"] or 0.0) / (counted["batch_steps"] or 1.0)
 
 
 def _value(metrics: Iterable[Metric]) -> float:

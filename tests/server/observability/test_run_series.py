@@ -27,7 +27,9 @@ PAIRS = {
     "drafts": ("result", {"hit": "drafts_hit", "empty": "drafts_empty"}),
     "evicted_responses": ("reason", {name: f"evicted_by_{name}" for name in ("memory", "epochs", "responses")}),
 }
-SINGLE = ("draft_tokens", "accepted_tokens", "generated_tokens", "undrafted_tokens", "index_failures")
+SINGLE = (
+    "misnamed_lookups", "draft_tokens", "accepted_tokens", "generated_tokens", "undrafted_tokens", "index_failures",
+)  # fmt: skip
 OPEN_METRICS = "application/openmetrics-text"
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
