@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("histospec.vllm")
 
+ONE_TOKEN = "ask for one token"
 MAX_INT64 = 2**63 - 1
 KNOWN = ("problem", "epoch", "generated", "commit", "seed", "sample")
 
@@ -90,7 +91,7 @@ def why_no_rollout(parameters: "SamplingParams", options: RequestOptions) -> str
         return "prefill for another engine"
     if parameters.prompt_logprobs is not None:
         return "score their prompt"
-    return "ask for one token" if parameters.max_tokens == 1 else ""
+    return ONE_TOKEN if parameters.max_tokens == 1 else ""
 
 
 def _gather(extra_args: Mapping[str, Any]) -> dict[str, Any] | None:

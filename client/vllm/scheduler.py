@@ -38,7 +38,7 @@ from histospec.client.vllm.interface import (
     Scheduler,
     SchedulerOutput,
 )
-from histospec.client.vllm.options import RequestOptions, read_options, why_no_rollout
+from histospec.client.vllm.options import ONE_TOKEN, RequestOptions, read_options, why_no_rollout
 from histospec.client.vllm.patches import weight_versions
 from histospec.client.vllm.reporting import MinuteReport
 from histospec.client.vllm.sessions import RequestSessions
@@ -236,7 +236,10 @@ class HistoSpecScheduler(Scheduler):
             return
         prompt = request.prompt_token_ids or ()
         options = read_options(parameters.extra_args, len(prompt))
-        if why := why_no_rollout(parameters, options):
+        why = why_no_rollout(parameters, options)
+        if why == ONE_TOKEN and self._sessions.client.continues(prompt):
+            why = ""  # the last token of a response that was aborted
+        if why:
             self._minute.left_out(why)
         elif prompt:
             if self._seeds is not None:
