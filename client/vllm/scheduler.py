@@ -232,19 +232,19 @@ class HistoSpecScheduler(Scheduler):
         """Opens a session for a request that generates a response from tokens; other requests get none."""
         parameters = request.sampling_params
         embedded = request.prompt_token_ids is None or getattr(request, "prompt_is_token_ids", None) is not None
-        if parameters is None or embedded or request.resumable:
+        if parameters is None or embedded or request.resumable or not request.prompt_token_ids:
             return
-        prompt = request.prompt_token_ids or ()
+        prompt = request.prompt_token_ids
         options = read_options(parameters.extra_args, len(prompt))
         why = why_no_rollout(parameters, options)
         if why == ONE_TOKEN and self._sessions.client.continues(prompt):
             why = ""  # the last token of a response that was aborted
         if why:
             self._minute.left_out(why)
-        elif prompt:
-            if self._seeds is not None:
-                options = options._replace(seed=self._seeds.give(request, options, self._epoch(options)))
-            self._sessions.begin(request.request_id, prompt, options)
+            return
+        if self._seeds is not None:
+            options = options._replace(seed=self._seeds.give(request, options, self._epoch(options)))
+        self._sessions.begin(request.request_id, prompt, options)
 
     def _epoch(self, options: RequestOptions) -> int:
         """Returns the version of the policy that will sample a request, as far as known; seeds change with it."""

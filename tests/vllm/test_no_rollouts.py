@@ -80,6 +80,27 @@ def test_the_engine_that_decodes_after_a_remote_prefill_writes_rollouts(
     assert [texts(client.history(prompt)) for prompt in prompts] == responses
 
 
+def test_the_last_token_of_an_aborted_response_is_part_of_a_rollout(
+    engine: Callable[..., Any],
+    shared_server: Server,
+    make_client: Callable[[str], DraftClient],
+    prompts: list[list[int]],
+) -> None:
+    rollouts = engine(shared_server.endpoint)
+    prompt = prompts[0]
+    rollouts.start([prompt])
+    rollouts.step(9)
+    (request,) = rollouts.scheduler.requests.values()
+    begun = list(request.output_token_ids)
+    rollouts.llm.llm_engine.abort_request(rollouts.ids)
+    client = make_client(shared_server.endpoint)
+    assert begun
+    assert rollouts.generate([prompt + begun], max_tokens=1, prompt_logprobs=0)
+    assert client.history(prompt) == []  # scoring it does not end it
+    [[last]] = rollouts.generate([prompt + begun], max_tokens=1)
+    assert texts(client.history(prompt)) == [[*begun, *last]]
+
+
 def test_beam_search(
     engine: Callable[..., Any],
     shared_server: Server,
