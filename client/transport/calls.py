@@ -123,8 +123,15 @@ def ingest(
     )
     shard = core.shard_of(text, name)
     record = None if core.recorder is None else partial(_record, core.recorder)
-    call = Call("Ingest", shard, request, core.config.timeouts.ingest, lambda r: int(r.responses), record)
-    return call.cut(core.config.limits)
+    read = partial(_read_ingest, core, shard)
+    return Call("Ingest", shard, request, core.config.timeouts.ingest, read, record).cut(core.config.limits)
+
+
+def _read_ingest(core: Core, shard: Shard, answer: pb.IngestResponse) -> int:
+    """Returns how many responses the shard keeps."""
+    if answer.too_old:
+        core.too_old(shard, answer.too_old)
+    return int(answer.responses)
 
 
 def _record(recorder: Recorder, request: pb.IngestRequest) -> None:

@@ -34,6 +34,8 @@ class Imported(NamedTuple):
 
     responses: int
     tokens: int
+    too_old: int
+    """Responses that the store lacked and does not keep, because they are too old."""
     learned: bool
     """Whether the namespace adopted the given estimator."""
 
@@ -122,7 +124,7 @@ class History:
 
     async def open(self, newest: dict[str, int]) -> None:
         """Starts to use the open store. `newest` holds its namespaces and their newest epochs."""
-        self.epochs.merge(newest)
+        self.epochs.open(newest)
         self.namespaces.know(newest)
         await asyncio.to_thread(self.learning.restore)
         self._open = True
@@ -159,11 +161,12 @@ class History:
 
     async def add(
         self, batch: ResponseBatch, source: str = "", explicit_epoch: bool = False, patience: float = LONGEST_WAIT
-    ) -> None:
+    ) -> ResponseBatch:
         """Stores responses, then indexes them. Waits up to `patience` seconds for room.
 
-        Raises LimitExceeded if they need one namespace too many, InvalidRequest if their namespace cannot have that
-        name, and StoreError. In each case, nothing of the batch is kept.
+        Returns those that the store keeps, because they are not too old. Raises LimitExceeded if they need one
+        namespace too many, InvalidRequest if their namespace cannot have that name or their explicit epoch is too far
+        ahead, and StoreError. In each case, nothing of the batch is kept.
 
         Args:
             batch: the responses.
@@ -175,11 +178,14 @@ class History:
         started = time.monotonic()
         self.require_open()
         namespace = batch.problem.namespace
+        kept = batch
         if batch.records:
+            if explicit_epoch:
+                self.epochs.check("epoch", namespace, batch.records[0].epoch)
             self.namespaces.admit(namespace)
             if explicit_epoch:
                 self.epochs.give(namespace)
-            await self._add(batch, started + patience)
+            kept = await self._add(batch, started + patience)
         if source and (more := THROTTLE.admits("ingested")) is not None:
             log.info(
                 "ingested",
@@ -191,8 +197,9 @@ class History:
                 seconds=round(time.monotonic() - started, 3),
                 **more,
             )
+        return kept
 
-    async def _add(self, batch: ResponseBatch, until: float) -> None:
+    async def _add(self, batch: ResponseBatch, until: float) -> ResponseBatch:
         while True:
             if not await self._room(until, batch.size):
                 raise StoreFull(CROWDED)
@@ -223,33 +230,42 @@ class History:
         waiting = self.waiting_bytes
         return not size or not waiting or waiting + size <= self._store.waiting_limit
 
-    async def _store_and_index(self, batch: ResponseBatch) -> None:
+    async def _store_and_index(self, batch: ResponseBatch) -> ResponseBatch:
         try:
             async with self.missing.storing(batch.problem, self.missing.want(batch.problem)):
-                await self._append(batch)
+                kept = await self._append(batch)
                 self.epochs.saw(batch)
                 try:
                     await self._indexing.add(batch)
                 except BaseException:
                     self.missing.add(batch.problem)
                     raise
+            return kept
         finally:
             self._unindexed -= batch.size
 
-    async def _append(self, batch: ResponseBatch) -> None:
+    async def _append(self, batch: ResponseBatch) -> ResponseBatch:
         with self.counts.store_request():
-            await asyncio.wrap_future(self._store.append(batch))
-        self.counts.stored(batch)
+            too_old = await asyncio.wrap_future(self._store.append(batch))
+        kept = batch._replace(records=batch.records[too_old:])  # they have one epoch, so the first ones are the oldest
+        self.counts.stored(kept)
+        if too_old:
+            namespace = batch.problem.namespace
+            self.counts.refused_as_old(too_old, namespace, batch.records[0].epoch, self.epochs.newest(namespace))
+        return kept
 
     async def refuses_commits(self) -> str:
         """Waits until the index has room. Returns why nothing can be committed now; empty if it can."""
         return self.opening or ("" if await self._room(time.monotonic() + LONGEST_WAIT) else CROWDED)
 
-    async def commit(self, batch: ResponseBatch, generation: int) -> None:
-        """Stores responses that the index received after `missing.want` returned the generation. Raises StoreError."""
+    async def commit(self, batch: ResponseBatch, generation: int) -> ResponseBatch:
+        """Stores responses that the index received after `missing.want` returned the generation. Raises StoreError.
+
+        Returns those that the store keeps, because they are not too old.
+        """
         self.require_open()
         async with self.missing.storing(batch.problem, generation):
-            await self._append(batch)
+            return await self._append(batch)
 
     async def import_lacking(
         self, namespace: str, problems: Sequence[tuple[Problem, list[Record]]], estimator: bytes = b""
@@ -258,10 +274,11 @@ class History:
 
         A repeated call adds nothing, even after a cancelled one.
 
-        Raises LimitExceeded or InvalidRequest if the namespace cannot be created, and StoreError, after which some of
-        the responses may be stored.
+        Raises LimitExceeded or InvalidRequest if the namespace cannot be created, InvalidRequest if an epoch is too far
+        ahead, and StoreError, after which some of the responses may be stored.
         """
         self.require_open()
+        self.epochs.check_import(namespace, problems)
         self.namespaces.admit(namespace)
         return await self._tasks.run(self._import(namespace, problems, estimator))
 
@@ -272,10 +289,14 @@ class History:
             learned = bool(estimator) and await self.learning.take(namespace, estimator)
             batches = await asyncio.to_thread(self._lacking, problems)
             results = await asyncio.gather(*map(self.add, batches), return_exceptions=True)
+        kept: list[ResponseBatch] = []
         for result in results:
-            if result is not None:
+            if isinstance(result, BaseException):
                 raise result
-        return Imported(sum(len(batch.records) for batch in batches), sum(batch.tokens for batch in batches), learned)
+            kept.append(result)
+        responses = sum(len(batch.records) for batch in kept)
+        too_old = sum(len(batch.records) for batch in batches) - responses
+        return Imported(responses, sum(batch.tokens for batch in kept), too_old, learned)
 
     def _lacking(self, problems: Sequence[tuple[Problem, list[Record]]]) -> list[ResponseBatch]:
         """Returns the responses that the store lacks, in batches of one problem and one epoch."""

@@ -3,7 +3,7 @@
 import asyncio
 import bisect
 import difflib
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -12,7 +12,7 @@ import structlog
 from histospec.protocol.names import white_space
 from histospec.server.errors import InvalidRequest, LimitExceeded, StoreError
 from histospec.server.logs.lines import Throttle
-from histospec.server.stores.interface import ResponseBatch, Store
+from histospec.server.stores.interface import Problem, Record, ResponseBatch, Store
 
 log = structlog.get_logger()
 
@@ -22,6 +22,12 @@ NEIGHBOURS = 8
 """Names on either side of a name, in each order, that are compared with it."""
 WATCH_SECONDS = 3.0
 """Between two checks for newer epochs in a shared store."""
+FIRST_EPOCH = 1 << 31
+"""The largest epoch with which a caller may begin to name epochs: a Unix time in seconds fits until 2038."""
+EPOCHS_AHEAD = 1 << 20
+"""How far an epoch may be ahead of the newest one: a thousand steps for a trainer that counts in thousands."""
+AHEAD_SHARE = 64
+"""This part of the newest epoch may be ahead, too: with Unix times, a run may pause for ten months."""
 
 
 def look_alikes(name: str, others: Iterable[str], most: int) -> list[str]:
@@ -96,6 +102,7 @@ class Epochs:
         self._follow = follow
         self._newest: dict[str, int] = {}
         self._explicit: set[str] = set()  # namespaces in which a caller has given an epoch
+        self._begun: set[str] = set()  # namespaces that had epochs when the store was opened
         self._setbacks = 0  # drops and rewinds; epochs read from the store before the last one are outdated
         self._closing = asyncio.Event()
         self._watching: asyncio.Task[None] | None = None
@@ -104,19 +111,63 @@ class Epochs:
         """Returns the newest epoch of the namespace; 0 at first."""
         return self._newest.get(namespace, 0)
 
+    def check(self, field: str, namespace: str, epoch: int) -> None:
+        """Raises InvalidRequest, which names the field, if an explicit epoch is too far ahead.
+
+        The first one may be further ahead, also of responses whose epochs were counted before.
+        """
+        begun = namespace in self._explicit or namespace in self._begun
+        self._refuse(field, namespace, epoch, self._limit(namespace) if begun else self._first_limit(namespace))
+
     def give(self, namespace: str) -> None:
         """Records that an explicit epoch was given; weight-change counts no longer advance the namespace."""
         self._explicit.add(namespace)
 
-    def counted(self, namespace: str, epoch: int) -> int:
-        """Returns the epoch for a response that a worker counts as of `epoch`; at least the newest epoch."""
+    def counted(self, field: str, namespace: str, epoch: int) -> int:
+        """Returns the epoch for a response that a worker counts as of `epoch`; at least the newest epoch.
+
+        Raises InvalidRequest, which names the field, if the count is too far ahead.
+        """
         newest = self.newest(namespace)
-        return newest if namespace in self._explicit else max(newest, epoch)
+        if namespace in self._explicit:
+            return newest
+        self._refuse(field, namespace, epoch, self._limit(namespace))
+        return max(newest, epoch)
+
+    def check_import(self, namespace: str, problems: Sequence[tuple[Problem, list[Record]]]) -> None:
+        """Raises InvalidRequest if an epoch of an import is too far ahead.
+
+        The problems of a backup come in no order of epochs, so all of them may be as far ahead as a first epoch.
+        """
+        limit = self._first_limit(namespace)
+        for i, (_, records) in enumerate(problems):
+            for j, record in enumerate(records):
+                if record.epoch > limit:
+                    self._refuse(f"problems[{i}].responses[{j}].epoch", namespace, record.epoch, limit)
+
+    def _limit(self, namespace: str) -> int:
+        newest = self.newest(namespace)
+        return newest + max(EPOCHS_AHEAD, newest // AHEAD_SHARE)
+
+    def _first_limit(self, namespace: str) -> int:
+        return max(FIRST_EPOCH, self._limit(namespace))
+
+    def _refuse(self, field: str, namespace: str, epoch: int, limit: int) -> None:
+        if epoch > limit:
+            raise InvalidRequest(
+                f"{field}: {epoch} is more than the limit of {limit}: too far ahead of {self.newest(namespace)}, the "
+                f"newest epoch of namespace {namespace!r}"
+            )
 
     def saw(self, batch: ResponseBatch) -> None:
         """Raises the newest epoch to that of the batch."""
         namespace = batch.problem.namespace
         self._newest[namespace] = max([self.newest(namespace), *(record.epoch for record in batch.records)])
+
+    def open(self, stored: dict[str, int]) -> None:
+        """Takes the namespaces of the store that was opened, with their newest epochs."""
+        self._begun.update(name for name, epoch in stored.items() if epoch)
+        self.merge(stored)
 
     def merge(self, stored: dict[str, int]) -> None:
         """Raises the newest epochs to those of the store."""
@@ -128,6 +179,7 @@ class Epochs:
         if epoch is None:
             self._newest.pop(namespace, None)
             self._explicit.discard(namespace)
+            self._begun.discard(namespace)
         elif namespace in self._newest:
             self._newest[namespace] = min(self._newest[namespace], epoch)
 

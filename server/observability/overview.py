@@ -90,6 +90,7 @@ class Overview:
         values |= {
             "ingested_responses": metrics.counts.stored_responses,
             "ingested_tokens": metrics.counts.stored_tokens,
+            "too_old_responses": metrics.counts.too_old,
             "store_errors": metrics.counts.store_errors,
             "streams": _value(metrics.streams.collect()),
             "sessions": totals["sessions"],
@@ -175,6 +176,8 @@ class Overview:
             index_bytes=totals["index_bytes"],
             memory=self._config.memory,
             store_errors=recent["store_errors"] or 0,
+            too_old=recent["too_old_responses"] or 0,
+            latest_too_old=self._metrics.counts.latest_too_old,
             unreadable=self._unreadable(),
             store_trouble=self._store.trouble,
             store_hazard=self._store.hazard,

@@ -302,22 +302,31 @@ class DraftStream:
             return
         namespace = origin.problem.namespace
         refusal, again = later, True
+        epoch = 0
         if not self._permit.allows("write", namespace):
             refusal, again = f"closes: the token has no right to write in namespace {namespace!r}", False
+        elif not refusal:
+            try:
+                epoch = self._epoch(namespace, close)
+            except InvalidRequest as error:  # of this response alone, so the stream goes on
+                refusal, again = str(error), False
         if refusal:
             if self._sessions.forget(close.session, close.generated):
                 self._answers.refuse(answer, "commit", close.session, refusal, later=again)
             else:
                 answer.unknown.append(close.session)
-        elif (commit := self._sessions.commit(close, self._epoch(namespace, close))) is not None:
+        elif (commit := self._sessions.commit(close, epoch)) is not None:
             answer.commits.append(commit)
             self._counts["committed"] += 1
         else:
             answer.unknown.append(close.session)
 
     def _epoch(self, namespace: str, close: wire.Close) -> int:
+        """Returns the epoch of a response. Raises InvalidRequest if it is too far ahead."""
+        epochs = self._history.epochs
         if close.epoch is not None:
-            self._history.epochs.give(namespace)
+            epochs.check("closes.epoch", namespace, close.epoch)
+            epochs.give(namespace)
             return close.epoch
-        base = self._bases.setdefault(namespace, self._history.epochs.newest(namespace) - close.changes)
-        return self._history.epochs.counted(namespace, min(base + close.changes, LAST_EPOCH))
+        base = self._bases.setdefault(namespace, epochs.newest(namespace) - close.changes)
+        return epochs.counted("closes.changes", namespace, min(base + close.changes, LAST_EPOCH))

@@ -100,8 +100,9 @@ class DraftService(pb_grpc.DraftServiceServicer):
     async def Ingest(self, request: pb.IngestRequest, context: Context) -> pb.IngestResponse:
         self._permit(context).require("write", request.namespace)
         batch, _ = wire.ingest(request, self._config, self._history.epochs.newest(request.namespace))
-        await self._history.add(batch, context.peer(), explicit_epoch=request.HasField("epoch"))
-        return pb.IngestResponse(responses=len(batch.records), tokens=batch.tokens)
+        kept = await self._history.add(batch, context.peer(), explicit_epoch=request.HasField("epoch"))
+        too_old = len(batch.records) - len(kept.records)
+        return pb.IngestResponse(responses=len(kept.records), tokens=kept.tokens, too_old=too_old)
 
     async def History(self, request: pb.HistoryRequest, context: Context) -> bytes | None:  # type: ignore[override]
         self._permit(context).require("read", request.namespace)
@@ -234,4 +235,4 @@ class DraftService(pb_grpc.DraftServiceServicer):
         self._permit(context).require("admin", request.namespace)
         problems = await asyncio.to_thread(wire.imported, request, self._config)
         added = await self._history.import_lacking(request.namespace, problems, request.estimator)
-        return pb.ImportResponse(responses=added.responses, tokens=added.tokens, learned=added.learned)
+        return pb.ImportResponse(**added._asdict())

@@ -197,11 +197,12 @@ class Store(Reader):
         return ""
 
     @abstractmethod
-    def append(self, batch: ResponseBatch) -> "Future[None]":
+    def append(self, batch: ResponseBatch) -> "Future[int]":
         """Adds responses; the future is done once they survive a crash, all of them or none.
 
-        Fails with StoreBusy if the queue is full, otherwise with StoreFull or StoreError. The store keeps the newest
-        epochs of the problem, and of these the newest responses.
+        The store keeps the newest epochs of the problem, and of these the newest responses. The future holds how many
+        of the batch it does not keep, because they are older. It fails with StoreBusy if the queue is full, otherwise
+        with StoreFull or StoreError.
         """
 
     @abstractmethod

@@ -40,6 +40,7 @@ def test_every_name_of_the_contract_is_there_from_the_start(server: Server, wire
         "sessions": "gauge",
         "rpc_seconds": "histogram",
         "draft_seconds": "histogram",
+        "too_old_responses_total": "counter",
         "store_errors_total": "counter",
         "source_draft_tokens_total": "counter",
         "source_accepted_tokens_total": "counter",
