@@ -15,6 +15,7 @@ from histospec.server.history.learning import Learning
 from histospec.server.history.loading import Loading
 from histospec.server.history.missing import Missing
 from histospec.server.history.namespaces import WATCH_SECONDS, Epochs, Namespaces
+from histospec.server.history.tenants import NOBODY, Tenants
 from histospec.server.logs.lines import Throttle
 from histospec.server.stores.interface import Problem, Reader, Record, ResponseBatch, Store, by_epoch
 from histospec.server.stores.records import lacking
@@ -74,14 +75,18 @@ class History:
         engine: the index.
         store: may still be opening; see `open`.
         max_namespaces: how many namespaces callers may create.
+        tenants: how much each caller may use.
         watch_seconds: time between two checks for epochs of other shards.
 
     """
 
-    def __init__(self, engine: Engine, store: Store, max_namespaces: int, watch_seconds: float = WATCH_SECONDS) -> None:
+    def __init__(
+        self, engine: Engine, store: Store, max_namespaces: int, tenants: Tenants, watch_seconds: float = WATCH_SECONDS
+    ) -> None:
         self.counts = Counts()
         self.epochs = Epochs(store, watch_seconds, self._follow)
-        self.namespaces = Namespaces(max_namespaces)
+        self.tenants = tenants
+        self.namespaces = Namespaces(max_namespaces, tenants)
         self._engine = engine
         self._store = store
         self._indexing = Indexing(engine)
@@ -92,6 +97,7 @@ class History:
         self._importing = asyncio.Lock()  # each import must see what the one before it stored
         self._unindexed = 0  # bytes of ingests that wait for the store and the index
         self._open = False
+        self._measuring: asyncio.Task[None] | None = None
 
     # Lifecycle
 
@@ -140,11 +146,16 @@ class History:
         if not self._open:
             await self.open(await asyncio.to_thread(self._store.newest_epochs))
         self.learning.start()
+        self._measuring = asyncio.ensure_future(
+            self.tenants.measure(lambda: self.read(lambda store: store.sizes()), self.namespaces.tenant)
+        )
         self.epochs.watch()
         self.loading.start()
 
     async def close(self) -> None:
         """Finishes pending work, stops loading, saves the estimators and closes the store."""
+        if self._measuring is not None:
+            self._measuring.cancel()
         await self.loading.close()
         await self.epochs.close()
         await self._tasks.wait()
@@ -160,7 +171,12 @@ class History:
     # New responses
 
     async def add(
-        self, batch: ResponseBatch, source: str = "", explicit_epoch: bool = False, patience: float = LONGEST_WAIT
+        self,
+        batch: ResponseBatch,
+        source: str = "",
+        explicit_epoch: bool = False,
+        patience: float = LONGEST_WAIT,
+        creator: str = NOBODY,
     ) -> ResponseBatch:
         """Stores responses, then indexes them. Waits up to `patience` seconds for room.
 
@@ -173,6 +189,7 @@ class History:
             source: the caller, for the log; if empty, the batch is not logged.
             explicit_epoch: the caller gave the epoch: weight-change counts no longer advance the namespace.
             patience: seconds.
+            creator: the name of the caller's token, which creates a new namespace.
 
         """
         started = time.monotonic()
@@ -182,7 +199,9 @@ class History:
         if batch.records:
             if explicit_epoch:
                 self.epochs.check("epoch", namespace, batch.records[0].epoch)
-            self.namespaces.admit(namespace)
+            self.namespaces.admit(namespace, creator)
+            if refusal := self.store_refusal(namespace, batch.size):
+                raise StoreFull(f"{refusal}; nothing of this request is kept")
             if explicit_epoch:
                 self.epochs.give(namespace)
             kept = await self._add(batch, started + patience)
@@ -249,10 +268,20 @@ class History:
             too_old = await asyncio.wrap_future(self._store.append(batch))
         kept = batch._replace(records=batch.records[too_old:])  # they have one epoch, so the first ones are the oldest
         self.counts.stored(kept)
+        namespace = batch.problem.namespace
+        self.tenants.count_stored(self.namespaces.tenant(namespace), kept.size)
         if too_old:
-            namespace = batch.problem.namespace
             self.counts.refused_as_old(too_old, namespace, batch.records[0].epoch, self.epochs.newest(namespace))
         return kept
+
+    def store_refusal(self, namespace: str, size: int) -> str:
+        """Returns why the tenant of a namespace may not store `size` bytes more; empty if it may."""
+        if not self.tenants.known or self._store.opening:
+            return ""
+        held, limit, free, _ = self._store.size
+        if limit is None and held is not None and free is not None:
+            limit = held + free
+        return self.tenants.refusal("store", self.namespaces.tenant(namespace), size, limit, held or 0)
 
     async def refuses_commits(self) -> str:
         """Waits until the index has room. Returns why nothing can be committed now; empty if it can."""
@@ -268,7 +297,11 @@ class History:
             return await self._append(batch)
 
     async def import_lacking(
-        self, namespace: str, problems: Sequence[tuple[Problem, list[Record]]], estimator: bytes = b""
+        self,
+        namespace: str,
+        problems: Sequence[tuple[Problem, list[Record]]],
+        estimator: bytes = b"",
+        creator: str = NOBODY,
     ) -> Imported:
         """Adds the responses that the store lacks, each with its own epoch, and an estimator if none has learned here.
 
@@ -279,7 +312,7 @@ class History:
         """
         self.require_open()
         self.epochs.check_import(namespace, problems)
-        self.namespaces.admit(namespace)
+        self.namespaces.admit(namespace, creator)
         return await self._tasks.run(self._import(namespace, problems, estimator))
 
     async def _import(

@@ -11,6 +11,7 @@ import structlog
 
 from histospec.protocol.names import white_space
 from histospec.server.errors import InvalidRequest, LimitExceeded, StoreError
+from histospec.server.history.tenants import NOBODY, Tenants
 from histospec.server.logs.lines import Throttle
 from histospec.server.stores.interface import Problem, Record, ResponseBatch, Store
 
@@ -51,21 +52,28 @@ def _neighbours(name: str, others: Iterable[str]) -> list[str]:
 class Namespaces:
     """Decides which namespaces a caller may create. Used only on the event loop."""
 
-    def __init__(self, limit: int) -> None:
-        self._admitted: set[str] = set()
+    def __init__(self, limit: int, tenants: Tenants) -> None:
+        self._admitted: dict[str, str] = {}  # with the tenant of each
         self._limit = limit
+        self._tenants = tenants
         self._known = False
 
     def know(self, stored: Iterable[str]) -> None:
         """Adds the namespaces of the store. Before this call, any name may be one of them."""
-        self._admitted.update(stored)
+        for namespace in stored:
+            if namespace not in self._admitted:
+                self._add(namespace, self._tenants.owner(namespace))
         self._known = True
 
-    def admit(self, namespace: str) -> None:
-        """Adds a namespace if it is new.
+    def tenant(self, namespace: str) -> str:
+        """Returns the tenant of a namespace."""
+        return self._admitted.get(namespace, NOBODY)
 
-        Raises LimitExceeded if there are too many, and InvalidRequest for a new name that begins or ends with white
-        space. A stored namespace with such a name remains usable.
+    def admit(self, namespace: str, creator: str = NOBODY) -> None:
+        """Adds a namespace if it is new. `creator`: the name of the caller's token.
+
+        Raises LimitExceeded if there are too many, or too many of its tenant, and InvalidRequest for a new name that
+        begins or ends with white space. A stored namespace with such a name remains usable.
         """
         if namespace in self._admitted:
             return
@@ -74,11 +82,19 @@ class Namespaces:
         if len(self._admitted) >= self._limit:
             text = f"namespace: the server is at its limit of {self._limit} namespaces; drop one, or raise "
             raise LimitExceeded(f"{text}--max-namespaces")
-        self._admitted.add(namespace)
+        tenant = self._tenants.owner(namespace, creator)
+        if refusal := self._tenants.refusal("namespaces", tenant, 1, self._limit, len(self._admitted)):
+            raise LimitExceeded(refusal)
+        self._add(namespace, tenant)
+
+    def _add(self, namespace: str, tenant: str) -> None:
+        self._admitted[namespace] = tenant
+        self._tenants.admitted(namespace, tenant)
 
     def forget(self, namespace: str) -> None:
         """Removes a dropped namespace."""
-        self._admitted.discard(namespace)
+        if (tenant := self._admitted.pop(namespace, None)) is not None:
+            self._tenants.forgot(namespace, tenant)
 
 
 class Epochs:

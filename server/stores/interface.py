@@ -119,6 +119,13 @@ class Reader(ABC):
         """Yields the responses to index, in pieces: newest piece first, and within a piece oldest response first."""
         yield self.history(problem)
 
+    def sizes(self) -> dict[str, int] | None:
+        """Returns the bytes of the prompts and responses of each namespace; None if the store cannot tell.
+
+        May take long.
+        """
+        return None
+
     def count(self) -> int:
         """Returns the number of responses."""
         return sum(len(records) for namespace in self.newest_epochs() for _, records in self.problems(namespace))
