@@ -1,7 +1,9 @@
-"""The client's copy of a session: enough to open it again on a server that has forgotten it."""
+"""The client's copies of the open sessions: enough to open them again on a server that has forgotten them."""
 
+import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -9,12 +11,15 @@ from numpy.typing import NDArray
 
 from histospec.client import arguments
 from histospec.client.errors import UnknownSession
+from histospec.client.values import Tokens
 
 
 class Session:
     """One running generation. Keeps its tokens in the format of the wire: little-endian int32 bytes."""
 
-    __slots__ = ("generated", "length", "number", "opened", "problem", "prompt", "refused", "seed", "unreported")
+    __slots__ = (
+        "continued", "generated", "length", "number", "opened", "problem", "prompt", "refused", "seed", "unreported",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -30,15 +35,84 @@ class Session:
         self.generated = bytearray(generated)
         self.length = len(generated) // 4  # in tokens; stored, because every step reads it for each session
         self.seed = seed
+        self.continued = 0
+        """How many of the generated tokens, the first ones, an aborted response had before; the caller did not."""
         self.opened = False
         self.refused = False
         self.unreported: NDArray[np.int32] | None = None
         """The sum of the rows of `StepInput.report` of steps that were not sent."""
 
     @property
+    def own(self) -> int:
+        """How many tokens it has generated, without those of the aborted response that it continues."""
+        return self.length - self.continued
+
+    def resume(self, prompt: int) -> None:
+        """Continues an aborted response, whose prompt are the first `prompt` tokens of this session's."""
+        first, taken = self.prompt[: 4 * prompt], self.prompt[4 * prompt :]
+        generated, tokens = bytearray(taken + self.generated), len(taken) // 4
+        length, continued = self.length + tokens, self.continued + tokens
+        # One line, which no interrupt divides. A seed draws the rest, not the whole response.
+        self.prompt, self.generated, self.length, self.continued, self.seed = first, generated, length, continued, None
+
+    @property
     def bytes(self) -> int:
         """The approximate bytes of its open on the wire."""
         return len(self.prompt) + len(self.generated)
+
+
+def prepare(
+    numbers: "itertools.count[int]",
+    prompts: Sequence[Tokens],
+    problems: Sequence[str | None] | None = None,
+    generated: Sequence[Tokens] | None = None,
+    seeds: Sequence[int | None] | None = None,
+) -> list[Session]:
+    """Returns a session for each prompt, with the next numbers. Raises ValueError, naming the malformed argument."""
+    arguments.listed("prompts", prompts, arguments.PROMPTS)
+    each = partial(arguments.for_each, other="prompts", size=len(prompts))
+    given = each("problems", problems, arguments.PROBLEMS)
+    pieces = each("generated", [()] * len(prompts) if generated is None else generated, arguments.TOKEN_LISTS)
+    drawn = arguments.seed_numbers("seeds", each("seeds", seeds, arguments.SEEDS))
+    texts = [arguments.token_bytes(f"prompts[{i}]", p, empty=False) for i, p in enumerate(prompts)]
+    names = [arguments.problem_name(f"problems[{i}]", p) for i, p in enumerate(given)]
+    begun = [arguments.token_bytes(f"generated[{i}]", g) for i, g in enumerate(pieces)]
+    return [
+        Session(next(numbers), prompt, problem, text, seed)
+        for prompt, problem, text, seed in zip(texts, names, begun, drawn, strict=True)
+    ]
+
+
+class Appending:
+    """Appends the new tokens of a step to its sessions: to all of them, or to none."""
+
+    def __init__(self) -> None:
+        self._begun: tuple[list[Session], list[int], list[int], bytes] | None = None
+
+    def append(self, sessions: list[Session], lengths: list[int], flat: bytes) -> list[int]:
+        """Appends the tokens in `flat`, one session after the other. Returns the lengths before."""
+        before = [session.length for session in sessions]
+        self._begun = sessions, before, lengths, flat
+        start = 0
+        for session, length in zip(sessions, lengths, strict=True):
+            end = start + 4 * length
+            session.generated += flat[start:end]
+            session.length += length
+            start = end
+        self._begun = None
+        return before
+
+    def complete(self) -> None:
+        """Completes what an interrupt ended. Does nothing otherwise; may be called again."""
+        if self._begun is None:
+            return
+        start = 0
+        for session, before, length in zip(*self._begun[:3], strict=True):
+            end = start + 4 * length
+            session.generated[4 * before :] = self._begun[3][start:end]
+            session.length = before + length
+            start = end
+        self._begun = None
 
 
 def find(open_sessions: Mapping[int, Session], numbers: Sequence[Any]) -> list[Session]:

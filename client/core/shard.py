@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 
 import grpc
 import numpy as np
@@ -19,10 +20,11 @@ from histospec.client.core.message_limits import UNLIMITED, ServerLimits
 from histospec.client.core.outage_log import Contact
 from histospec.client.core.recovery import CircuitBreaker, SendWindow
 from histospec.client.core.session import Session
-from histospec.client.core.step import Budget, Part, StepInput
-from histospec.client.core.stream_state import StreamState
+from histospec.client.core.step import Budget, GarbledReply, Part, StepInput
+from histospec.client.core.stream_state import Reply, StreamState
 from histospec.client.values import Draft, Stats
 from histospec.protocol import placement
+from histospec.protocol.aborted import LIMIT
 from histospec.v1 import draft_pb2 as pb
 
 log = logging.getLogger("histospec.client")
@@ -42,6 +44,8 @@ class Shared:
     sessions: Mapping[int, Session]
     """The open sessions, by number; a shard marks those that it refuses."""
     commits: Commits
+    move: Callable[[Session], None]
+    """Gives an open session whose prompt has changed to the shard that owns it."""
     explain: Callable[["Shard"], None]
     """Logs why a shard does not answer."""
     log_lines: deque[Callable[[], None]] = field(default_factory=deque)
@@ -106,7 +110,8 @@ class Shard:
         self.queue = shared.commits.queue(endpoint.name)
         self.queue.member, self.queue.drop_oldest = True, self._drop_oldest
         self._shared = shared
-        self._closes: list[int] = []  # sessions to close without a commit
+        # Sessions to close without a commit, and for the aborted ones, also those of other shards, what may go on.
+        self._closes: dict[int, pb.AbortedResponse | None] = {}
         self._opens: dict[int, Session] = {}  # sessions without a step so far; a flush opens them
 
     @property
@@ -142,7 +147,14 @@ class Shard:
         """Closes a session that has ended without a commit, or that has moved to another shard."""
         self._opens.pop(session.number, None)
         if self.stream and session.number in self.stream.server_has:
-            self._closes.append(session.number)
+            self._closes.setdefault(session.number, None)
+
+    def abort(self, session: Session, aborted: pb.AbortedResponse) -> None:
+        """Notes that a session of this or another shard was aborted: this one may own the prompt that continues it."""
+        self._opens.pop(session.number, None)
+        self._closes[session.number] = aborted
+        if len(self._closes) > LIMIT:  # the shard is away
+            del self._closes[next(iter(self._closes))]
 
     def commit(self, commit: Commit) -> None:
         """Ends a session, and keeps its response until the shard acknowledges it."""
@@ -202,13 +214,15 @@ class Shard:
         self._send_commits(stream, now)
         stream.queue_opens(self._opens.values())
         self._opens.clear()
-        self._give_up_oversized(stream)
+        self._give_up_oversized(stream, now)
         return stream.queued > queued or not self.settled  # else the stream has no place for more
 
     def late(self, part: Part, now: float) -> None:
         """Counts this part as late: its drafts did not arrive in time."""
         stream = self.stream
-        assert stream is not None  # the end of a stream ends the waits for it
+        if stream is None:  # the end of a stream ends the waits for it, but not if an interrupt came in between
+            part.done = True
+            return
         self._shared.stats.late += 1
         self.opening.late(part.opens)
         self.committing.late(part.commits)
@@ -232,16 +246,27 @@ class Shard:
 
     def lose_stream(self) -> None:
         """Forgets the stream, if there is one: ends the waits for it, and puts its commits back to be sent again."""
+        again = self._forget_stream()
+        self.queue.forget_fresh()
+        self._shared.commits.unsent(again)
+
+    def renew(self) -> None:
+        """Forgets its stream and the sessions to open, after an interrupt; the core names those anew."""
+        self._forget_stream()
+        self._opens.clear()
+
+    def _forget_stream(self) -> list[Commit]:
+        """Ends the waits for its stream, if there is one. Returns the commits that it has not acknowledged."""
         stream, self.stream = self.stream, None
+        # Sessions end with their stream; aborted responses may go on.
+        self._closes = {number: aborted for number, aborted in self._closes.items() if aborted is not None}
         if stream is None:
-            return
+            return []
         again = stream.lose()
         self._shared.stats.reopened += stream.reopened
         self.opening.reset()
         self.committing.reset()
-        self.queue.forget_fresh()
-        self._closes.clear()  # sessions end with their stream
-        self._shared.commits.unsent(again)
+        return again
 
     def _begin_stream(self) -> StreamState:
         if self.stream is None:
@@ -258,19 +283,19 @@ class Shard:
             batch = self.queue.take(now, capacity, most)
             if batch or self._closes:
                 left = stream.queue_closes(batch, self._closes, now)
-                self._closes = []
+                self._closes = {}
                 self.queue.waiting.extendleft(reversed(left))
-        self._give_up_oversized(stream)
+        self._give_up_oversized(stream, now)
 
-    def _give_up_oversized(self, stream: StreamState) -> None:
+    def _give_up_oversized(self, stream: StreamState, now: float) -> None:
         """Gives up sessions and commits with a part that is too large for any message."""
         for commit, reason in stream.rejected:
             self._shared.commits.drop(commit, reason)
         stream.rejected.clear()
         refused, stream.refused = stream.refused, {}
         if refused:
-            self._closes += [number for number in refused if number in stream.server_has]
-            self._refuse(refused)
+            self._closes |= {number: None for number in refused if number in stream.server_has}
+            self._refuse(refused, now)
 
     def _drop_oldest(self) -> Commit:
         if self.queue.waiting:
@@ -290,6 +315,8 @@ class Shard:
             GarbledReply: the response contradicts itself or what was sent.
         """
         reply = stream.interpret(response, now)
+        if reply.continued:
+            self._resume(stream, reply)
         stats, commits = self._shared.stats, self._shared.commits
         if not self.contact.answers:
             line = self.contact.reached(self.where, self._shared.config.namespace, now)
@@ -314,7 +341,22 @@ class Shard:
             commits.unsent(reply.postponed)
         commits.again(reply.unknown)
         if reply.refused:
-            self._refuse(reply.refused)
+            self._refuse(reply.refused, now)
+
+    def _resume(self, stream: StreamState, reply: Reply) -> None:
+        """Lets sessions, and responses on their way, continue aborted ones at the shards that own their problems."""
+        commits = chain(self.queue.waiting, *stream.commits.values(), reply.unknown)
+        finished = {commit.session.number: commit.session for commit in commits}
+        for number, prompt in reply.continued.items():
+            session = self._shared.sessions.get(number) or finished.get(number)
+            if session is None or prompt * 4 == len(session.prompt):
+                continue  # it has ended, or an earlier answer said so
+            if not 0 < prompt * 4 < len(session.prompt):
+                raise GarbledReply(f"prompts: {prompt} of the {len(session.prompt) // 4} tokens of a prompt")
+            session.resume(prompt)
+            if number in self._shared.sessions:
+                self._shared.move(session)
+        self._shared.commits.move()
 
     def too_old(self, responses: int, now: float) -> None:
         """Counts responses that the shard did not keep, because it keeps newer epochs of their problem."""
@@ -337,7 +379,7 @@ class Shard:
         if left := stream.adopt(limits):
             self._shared.commits.unsent(left)
             self._send_commits(stream, now)
-        self._give_up_oversized(stream)
+        self._give_up_oversized(stream, now)
         if self.breaker.state != "closed":
             self.breaker.connected()
 
@@ -352,7 +394,8 @@ class Shard:
         else:
             if not self._shared.closed and details != CLOSED_HERE:
                 self.unreachable(code, details, now)
-            self.breaker.failure(now, soon=not stream.connected or self.breaker.state != "closed")
+            garbled = code is grpc.StatusCode.DATA_LOSS
+            self.breaker.failure(now, not garbled and (not stream.connected or self.breaker.state != "closed"), garbled)
             if code in _POISON:  # one of these may be the reason
                 for commit in [c for batch in stream.commits.values() for c in batch]:
                     commit.attempts += 1
@@ -363,10 +406,10 @@ class Shard:
         known, self.limits = self.limits, self.limits.refused(details)
         return self.limits != known
 
-    def _refuse(self, refused: Mapping[int, str]) -> None:
+    def _refuse(self, refused: Mapping[int, str], now: float) -> None:
         number, reason = next(iter(refused.items()))
-        others = f" and {len(refused) - 1} more are" if len(refused) > 1 else " is"
-        log.warning("HistoSpec: %s: session %d%s refused: %s", self.name, number, others, reason)
+        if line := self.contact.refused(number, reason, len(refused), now):
+            self._log_later(partial(log.warning, "HistoSpec: %s: %s", self.name, line))
         for number in refused:
             session = self._shared.sessions.get(number)
             if session is not None:
@@ -425,6 +468,11 @@ class Membership:
     def leaving(self) -> list[Shard]:
         """Shards that are no longer members, but still owe an acknowledgement."""
         self._leaving = [shard for shard in self._leaving if not shard.settled]
+        return list(self._leaving)
+
+    @property
+    def known_leaving(self) -> list[Shard]:
+        """As `leaving`, and those that owe nothing any more. Looks at no shard."""
         return list(self._leaving)
 
     def owner(self, prompt: bytes, problem: str) -> Shard:
