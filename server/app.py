@@ -26,6 +26,7 @@ from histospec.native import Engine
 from histospec.protocol.names import DRAFT_SERVICE
 from histospec.server.errors import ConfigError, HistoSpecError, reason
 from histospec.server.history.history import History
+from histospec.server.history.tenants import Tenants
 from histospec.server.logs import lines as logs
 from histospec.server.logs.output import drain as drain_log
 from histospec.server.logs.output import log_output
@@ -140,9 +141,11 @@ class Server:
             namespace_tokens=config.namespace_tokens,
             history_responses=config.history_responses,
         )
-        self._history = History(engine, store, config.max_namespaces)
+        self._history = History(engine, store, config.max_namespaces, Tenants(access, engine))
         self._metrics = Metrics(engine, self._history.counts)
-        self._metrics.registry.register(Vitals(config, store, certificates, self._watched, self._ready))
+        self._metrics.registry.register(
+            Vitals(config, store, certificates, self._watched, self._history.tenants, self._ready)
+        )
         self._connections = Connections()
         self._answering = Answering(self._connections)
         self._service = DraftService(engine, self._history, self._metrics, config, access, self._answering)
@@ -223,7 +226,7 @@ class Server:
         about = {"shard": shard.name, "version": metadata.version("histospec")}
         self._overview = Overview(
             config, self._metrics, self._readiness, shard, about, logs.RECENT, self._watched, self._store,
-            self._history.epochs.newest, self._aside,
+            self._history.epochs.newest, self._history.tenants, self._aside,
         )  # fmt: skip
         self._overview.start()
         pages = application(self._metrics, self._readiness, about, self._overview.show, self._aside, self._troubles)

@@ -45,8 +45,9 @@ class Stored(NamedTuple):
 
 
 def summary(counts: "Counter[str]") -> str:
-    """Returns numbers of problems, responses and tokens in words."""
-    return ", ".join(f"{counts[what]} {what}" for what in ("problems", "responses", "tokens"))
+    """Returns numbers of problems, responses and tokens in words, and how many responses were too old to keep."""
+    old = [f"{counts['too_old']} responses too old to keep"] if counts["too_old"] else []
+    return ", ".join([*(f"{counts[what]} {what}" for what in ("problems", "responses", "tokens")), *old])
 
 
 # Writing

@@ -67,6 +67,11 @@ class _Scrape(Collector):
         yield CounterMetricFamily(
             "histospec_ingested_responses", "Stored responses, ingested or committed.", counts.stored_responses
         )
+        yield CounterMetricFamily(
+            "histospec_too_old_responses",
+            "Responses that the store did not keep, because they were older than what it keeps of their problem.",
+            counts.too_old,
+        )
         yield CounterMetricFamily("histospec_ingested_tokens", "Tokens of stored responses.", counts.stored_tokens)
         yield GaugeMetricFamily(
             "histospec_loaded_responses", "Responses indexed from the store since the start.", counts.loaded_responses

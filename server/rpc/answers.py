@@ -144,8 +144,10 @@ class Answers:
         for session, outcome in zip(sessions, outcomes, strict=True):
             if isinstance(outcome, StoreError):
                 self.refuse(answer, "commit", session, str(outcome), later=True)
-            elif outcome is not None:
+            elif isinstance(outcome, BaseException):
                 raise outcome
+            elif not outcome.records:
+                answer.response.too_old += 1
         size = answer.response.ByteSize()
         self._owe(size)
         try:

@@ -98,10 +98,14 @@ class DraftService(pb_grpc.DraftServiceServicer):
         return self._access.permit(dict(context.invocation_metadata() or ()))
 
     async def Ingest(self, request: pb.IngestRequest, context: Context) -> pb.IngestResponse:
-        self._permit(context).require("write", request.namespace)
+        permit = self._permit(context)
+        permit.require("write", request.namespace)
         batch, _ = wire.ingest(request, self._config, self._history.epochs.newest(request.namespace))
-        await self._history.add(batch, context.peer(), explicit_epoch=request.HasField("epoch"))
-        return pb.IngestResponse(responses=len(batch.records), tokens=batch.tokens)
+        kept = await self._history.add(
+            batch, context.peer(), explicit_epoch=request.HasField("epoch"), creator=permit.name
+        )
+        too_old = len(batch.records) - len(kept.records)
+        return pb.IngestResponse(responses=len(kept.records), tokens=kept.tokens, too_old=too_old)
 
     async def History(self, request: pb.HistoryRequest, context: Context) -> bytes | None:  # type: ignore[override]
         self._permit(context).require("read", request.namespace)
@@ -231,7 +235,8 @@ class DraftService(pb_grpc.DraftServiceServicer):
         await self._exports.run(request, self._permit(context), context, self.name, lambda: self._draining)
 
     async def Import(self, request: pb.ImportRequest, context: Context) -> pb.ImportResponse:
-        self._permit(context).require("admin", request.namespace)
+        permit = self._permit(context)
+        permit.require("admin", request.namespace)
         problems = await asyncio.to_thread(wire.imported, request, self._config)
-        added = await self._history.import_lacking(request.namespace, problems, request.estimator)
-        return pb.ImportResponse(responses=added.responses, tokens=added.tokens, learned=added.learned)
+        added = await self._history.import_lacking(request.namespace, problems, request.estimator, permit.name)
+        return pb.ImportResponse(**added._asdict())
