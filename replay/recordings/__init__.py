@@ -11,8 +11,9 @@ one `Recording`, which also reports the assumptions about them.
 """
 
 from histospec.replay.recordings.documented import Line, LineResponse, read_as
+from histospec.replay.recordings.names import STDIN
 from histospec.replay.recordings.recording import Recording, read
-from histospec.replay.recordings.source import STDIN, is_regular, opened
+from histospec.replay.recordings.source import is_regular, opened
 from histospec.replay.recordings.values import Problem, RecordedResponse, RecordingError, Tokens, Turn, common
 
 __all__ = [

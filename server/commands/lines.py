@@ -7,6 +7,7 @@ rollouts ignore both fields. A file without them, which another program wrote, c
 
 import base64
 import json
+import math
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -138,8 +139,9 @@ def _response(record: Record) -> dict[str, Any]:
     if record.seed is not None:
         response["seed"] = record.seed
     if record.logprobs:
-        # As float64: its shortest decimals convert back to the same float32.
-        response["logprobs"] = np.frombuffer(record.logprobs, FLOAT32).astype(float).tolist()
+        # As float64: its shortest decimals convert back to the same float32. JSON has no infinity.
+        logprobs = np.frombuffer(record.logprobs, FLOAT32).astype(float).tolist()
+        response["logprobs"] = [None if logprob == -math.inf else logprob for logprob in logprobs]
     if record.alternatives:
         response["alternatives"] = base64.b64encode(record.alternatives).decode()
     return response
@@ -157,7 +159,8 @@ def _base64(text: object) -> bytes:
 
 class _StoredResponse(LineResponse):
     reward: Annotated[float, Field(allow_inf_nan=False)] | None = None
-    logprobs: list[float] | None = None
+    logprobs: list[float | None] | None = None
+    """None: the policy gave the token the probability 0."""
     seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)] | None = None
     alternatives: Annotated[bytes, BeforeValidator(_base64)] = b""
 
@@ -173,9 +176,10 @@ class _StoredResponse(LineResponse):
     def record(self) -> Record:
         tokens = [token for part, _ in self.parts() for token in part]
         generated = b"".join(bytes([written]) * len(part) for part, written in self.parts())
-        logprobs = np.array(self.logprobs or [], FLOAT32).tobytes()
+        logprobs = [-math.inf if logprob is None else logprob for logprob in self.logprobs or ()]
         text = np.array(tokens, INT32).tobytes()
-        return Record(text, self.epoch, self.reward, logprobs, mask(generated), self.seed, self.alternatives)
+        scores = np.array(logprobs, FLOAT32).tobytes()
+        return Record(text, self.epoch, self.reward, scores, mask(generated), self.seed, self.alternatives)
 
 
 class _StoredLine(Line):
