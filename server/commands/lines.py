@@ -7,7 +7,6 @@ rollouts ignore both fields. A file without them, which another program wrote, c
 
 import base64
 import json
-import math
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -30,6 +29,7 @@ from histospec.server.stores.records import mask
 GZIP = 16 + zlib.MAX_WBITS
 LEVEL = 6
 FLUSHED = 16 << 10  # bytes to compress before they are passed on
+INFINITE = 1e39  # stands for infinity, which JSON lacks: beyond float32, so that a reader of float32 gets infinity
 
 
 class Stored(NamedTuple):
@@ -139,9 +139,9 @@ def _response(record: Record) -> dict[str, Any]:
     if record.seed is not None:
         response["seed"] = record.seed
     if record.logprobs:
-        # As float64: its shortest decimals convert back to the same float32. JSON has no infinity.
-        logprobs = np.frombuffer(record.logprobs, FLOAT32).astype(float).tolist()
-        response["logprobs"] = [None if logprob == -math.inf else logprob for logprob in logprobs]
+        # As float64: its shortest decimals convert back to the same float32.
+        logprobs = np.frombuffer(record.logprobs, FLOAT32).astype(float)
+        response["logprobs"] = logprobs.clip(-INFINITE, INFINITE).tolist()
     if record.alternatives:
         response["alternatives"] = base64.b64encode(record.alternatives).decode()
     return response
@@ -159,8 +159,7 @@ def _base64(text: object) -> bytes:
 
 class _StoredResponse(LineResponse):
     reward: Annotated[float, Field(allow_inf_nan=False)] | None = None
-    logprobs: list[float | None] | None = None
-    """None: the policy gave the token the probability 0."""
+    logprobs: list[float] | None = None
     seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)] | None = None
     alternatives: Annotated[bytes, BeforeValidator(_base64)] = b""
 
@@ -176,10 +175,10 @@ class _StoredResponse(LineResponse):
     def record(self) -> Record:
         tokens = [token for part, _ in self.parts() for token in part]
         generated = b"".join(bytes([written]) * len(part) for part, written in self.parts())
-        logprobs = [-math.inf if logprob is None else logprob for logprob in self.logprobs or ()]
+        with np.errstate(over="ignore"):  # INFINITE
+            logprobs = np.array(self.logprobs or [], FLOAT32).tobytes()
         text = np.array(tokens, INT32).tobytes()
-        scores = np.array(logprobs, FLOAT32).tobytes()
-        return Record(text, self.epoch, self.reward, scores, mask(generated), self.seed, self.alternatives)
+        return Record(text, self.epoch, self.reward, logprobs, mask(generated), self.seed, self.alternatives)
 
 
 class _StoredLine(Line):
