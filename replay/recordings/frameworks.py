@@ -26,8 +26,8 @@ def texts(prompt: str, response: str) -> Callable[[Iterable[Record], Text], Iter
 
     def read(records: Iterable[Record], text: Text) -> Iterator[Row]:
         for record in records:
-            turns = text.response(record, response)
-            yield Row(record.place, text.prompt(record, prompt), turns, record.epoch("step"))
+            asked = text.prompt(record, prompt)
+            yield Row(record.place, asked, text.response(record, response), record.epoch("step"))
 
     return read
 

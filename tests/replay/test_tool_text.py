@@ -1,6 +1,7 @@
 """Text of tools within responses, and tokenizers that bring code or read odd text."""
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -158,6 +159,7 @@ def test_half_of_a_surrogate_pair_is_read_and_reported(tmp_path: Path, tokenizer
     assert "half surrogate pairs in 2 texts" in notes
 
 
+@pytest.mark.timeout(600)  # imports transformers in two processes
 def test_a_tokenizer_with_code_of_its_own_is_refused_without_a_question(tmp_path: Path) -> None:
     """Runs in a process whose standard input would answer yes."""
     folder = tmp_path / "model"
@@ -178,15 +180,16 @@ def test_a_tokenizer_with_code_of_its_own_is_refused_without_a_question(tmp_path
     records = [{"input": "Q", "output": "a text", "step": step} for step in (1, 2)]
     file = tmp_path / "own.jsonl"
     file.write_text("".join(json.dumps(record) + "\n" for record in records))
+    env = {**os.environ, "HF_HOME": str(tmp_path / "hub")}  # where transformers keeps the code that it runs
     command = [sys.executable, "-m", "histospec.server", "replay", str(file), "--no-plot", "--tokenizer"]
-    ran = subprocess.run([*command, str(folder)], input="y\n" * 9, capture_output=True, text=True, timeout=150)
+    ran = subprocess.run([*command, str(folder)], input="y\n" * 9, capture_output=True, text=True, env=env, timeout=250)
     assert ran.returncode == 2
     assert "needs code of its own; read that code, and let it run with --trust-remote-code" in ran.stderr
     assert ran.stderr.count("\n") == 1
     assert ran.stdout == ""
     assert not (tmp_path / "ran").exists()
     ran = subprocess.run(
-        [*command, str(folder), "--trust-remote-code"], input="", capture_output=True, text=True, timeout=150
+        [*command, str(folder), "--trust-remote-code"], input="", capture_output=True, text=True, env=env, timeout=250
     )
     assert ran.returncode == 0, ran.stderr
     assert (tmp_path / "ran").exists()
