@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import subprocess
 import sys
 from collections.abc import Callable
@@ -109,14 +110,15 @@ def test_tools_that_repeat_their_answers_do_not_raise_the_figures(
     tmp_path: Path, tokenizer: Callable[[str | None], str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The model writes new text at each step, and the tool always answers the same."""
-    import random
-
     draw = random.Random(0)
+
+    def text() -> str:
+        return "".join(draw.choices("abcdefghijklmnop", k=40))
+
     answer = "".join(draw.choices("abcdefghijklmnop", k=300))
     figures = {}
     for name, tool in (("clean", ""), ("tools", f"\nuser\n<tool_response>\n{answer}\n</tool_response>\nassistant\n")):
         draw.seed(1)
-        text = lambda: "".join(draw.choices("abcdefghijklmnop", k=40))  # noqa: E731
         records = [
             {"input": f"Q{i}", "output": text() + tool + text(), "step": step, "num_turns": 4}
             for step in (1, 2)
