@@ -130,7 +130,6 @@ def test_an_old_response_with_a_token_outside_the_vocabulary_is_skipped(
     speculative: Callable[..., Any],
     prompts: list[list[int]],
     parameters: Callable[..., Any],
-    caplog: pytest.LogCaptureFixture,
 ) -> None:
     rollout, client = speculative(math.inf)
     old = rollout.generate(prompts, parameters(n=1), epoch=0, use_tqdm=False)
@@ -138,12 +137,12 @@ def test_an_old_response_with_a_token_outside_the_vocabulary_is_skipped(
         foreign = response.tokens.copy()
         foreign[7] = token
         client.ingest(response.prompt, [Response(foreign, response.logprobs)], epoch=1)  # newer than the good one
-    with caplog.at_level(logging.WARNING, "histospec.client"):
+    with listening() as lines:
         for _ in range(2):
             new = rollout.generate(prompts, parameters(n=1), epoch=2, ingest=False, use_tqdm=False)
     assert texts(new) == texts(old)  # the good responses are reused as a whole
     assert rollout.report.foreign == 2
-    (line,) = [record.getMessage() for record in caplog.records if "such responses are not reused" in record.message]
+    (line,) = [line for line in lines if "such responses are not reused" in line]
     assert f"has the token {VOCABULARY}, and the model has {VOCABULARY} tokens" in line
 
 
