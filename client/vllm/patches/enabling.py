@@ -19,7 +19,7 @@ from histospec.client.config import configure
 from histospec.client.errors import ConfigurationError
 from histospec.client.vllm import logs, settings
 from histospec.client.vllm.config import AdapterConfig
-from histospec.client.vllm.patches.replacing import is_replaced, parameters, replace
+from histospec.client.vllm.patches.replacing import attach, is_replaced, parameters, replace
 
 logger = logging.getLogger("histospec.vllm")
 
@@ -84,11 +84,12 @@ def fill_in(engine_args: Any, model_config: Any, parallel_config: Any) -> None:
     if not speculative:
         tokens = AdapterConfig.from_environment().draft_tokens
         speculative = {"method": "custom_class", "model": settings.PROPOSER, "num_speculative_tokens": tokens}
-        engine_args.speculative_config = speculative
-    engine_args.scheduler_cls = scheduler or settings.SCHEDULER
+        attach(engine_args, "speculative_config", speculative)
+    scheduler = scheduler or settings.SCHEDULER
+    attach(engine_args, "scheduler_cls", scheduler)
     logger.info(
         "HistoSpec: HISTOSPEC_ENABLE is 1: speculative_config is %s, scheduler_cls is %s",
-        speculative, engine_args.scheduler_cls,
+        speculative, scheduler,
     )  # fmt: skip
 
 
