@@ -44,7 +44,7 @@ class Lines(logging.Handler):
 def configure(engines: list[dict[str, Any]]) -> list[dict[str, Any]]:
     from vllm.engine.arg_utils import EngineArgs
 
-    found = []
+    found: list[dict[str, Any]] = []
     for arguments in engines:
         lines = Lines()
         logging.getLogger("histospec.vllm").addHandler(lines)
@@ -76,7 +76,8 @@ def generate(arguments: dict[str, Any], prompts: list[list[int]]) -> dict[str, A
 if __name__ == "__main__":
     faulthandler.dump_traceback_later(SECONDS, exit=True)
     what, path, *given = sys.argv[1:]
-    written: Any = {"configure": configure, "generate": generate}[what](*map(json.loads, given))
+    run: Any = configure if what == "configure" else generate
+    written = run(*map(json.loads, given))
     Path(path).write_text(json.dumps(written))
     sys.stdout.flush()
     os._exit(0)  # vLLM's threads may not end

@@ -1,7 +1,7 @@
 """HISTOSPEC_ENABLE=1 and nothing else: vLLM drafts with the arguments that trainers make.
 
-Each trainer needs its package, or its sources on PYTHONPATH, beside vLLM; without them its test is skipped.
-`make test-verl` has those of TRL and OpenRLHF, and tests/verl has verl itself.
+Each trainer needs its package, or its sources on PYTHONPATH, beside vLLM; without them its test is skipped. verl's own
+tests are in tests/verl.
 """
 
 import json

@@ -154,7 +154,9 @@ def command_line(arguments: list[str]) -> Any:
         from vllm.entrypoints.launchers.cli_args import make_arg_parser
     except ImportError:
         from vllm.entrypoints.openai.cli_args import make_arg_parser
-    return AsyncEngineArgs.from_cli_args(make_arg_parser(FlexibleArgumentParser()).parse_args(arguments))
+    parsed = make_arg_parser(FlexibleArgumentParser()).parse_args(arguments)
+    parsed.model = parsed.model_tag or parsed.model  # as the command does
+    return AsyncEngineArgs.from_cli_args(parsed)
 
 
 PACKAGES = {
@@ -174,7 +176,7 @@ def main(trainer: str, model: str, prompts: list[list[int]], path: str) -> None:
         for name, value in CPU.items():
             setattr(arguments, name, value)
         engine = LLMEngine.from_engine_args(arguments)
-    visits = []
+    visits: list[Any] = []
     for _ in range(2):
         sampling = SamplingParams(temperature=0, max_tokens=40, detokenize=False, logprobs=0)
         for number, prompt in enumerate(prompts):
