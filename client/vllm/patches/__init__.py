@@ -39,7 +39,7 @@ PATCHES = (
         symbol="vllm.engine.arg_utils:EngineArgs.create_speculative_config",
         room="enabling",
         installed_by="the plug-in, with HISTOSPEC_ENABLE=1",
-        versions="run with 0.27, 0.29 and 0.32; another signature is refused at the start",
+        versions="run with 0.27 and 0.32; another signature is refused at the start",
         why="vLLM takes these settings from the program that starts it alone, and trainers pass on what they know",
         until="vLLM reads speculative_config and scheduler_cls from its environment, too",
     ),
