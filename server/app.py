@@ -45,8 +45,8 @@ from histospec.server.observability.web import Web, application, most_connection
 from histospec.server.open_store import location_of, open_patiently
 from histospec.server.process import ENDING, TOGETHER, ends
 from histospec.server.rpc.answering import Answering
-from histospec.server.rpc.arrivals import Arriving, Governor
 from histospec.server.rpc.connections import Connections
+from histospec.server.rpc.governor import Arriving, Governor
 from histospec.server.rpc.health import Health
 from histospec.server.rpc.interceptors import SPECRL, Accounting
 from histospec.server.rpc.service import DraftService
@@ -144,14 +144,20 @@ class Server:
         self._metrics = Metrics(engine, self._history.counts)
         self._metrics.registry.register(Vitals(config, store, certificates, self._watched, self._ready))
         self._connections = Connections()
-        self._answering = Answering(self._connections)
+        self._answering = Answering(self._connections, self._metrics)
         self._service = DraftService(engine, self._history, self._metrics, config, access, self._answering)
-        self._specrl = RolloutCacheService(self._history, config, access) if config.specrl_namespace else None
+        self._specrl = None
+        if config.specrl_namespace:
+            self._specrl = RolloutCacheService(self._history, config, access, self._metrics)
         self._services = [DRAFT_SERVICE] if self._specrl is None else [DRAFT_SERVICE, SPECRL.full_name]
-        self._health = Health(self._answering)
+        self._health = Health(self._answering, self._metrics)
         self._accounting = Accounting(self._metrics, config, access, self._answering, self._traces)
         self._governor = Governor(
-            self._connections, self._arriving, lambda: engine.memory_bytes() + self._history.waiting_bytes
+            self._connections,
+            self._arriving,
+            lambda: engine.memory_bytes() + self._history.waiting_bytes,
+            config.max_message,
+            self._metrics,
         )
         self._governing: asyncio.Task[None] | None = None
         self._grpc = grpc.aio.server(
@@ -303,7 +309,7 @@ class Server:
             stopping = asyncio.ensure_future(self._grpc.stop(None))
             self.closed = bool((await asyncio.wait((stopping,), timeout=HANG_UP_SECONDS))[0])
             if not self.closed:
-                ended = await asyncio.to_thread(self._connections.hang_up)
+                ended = await self._connections.hang_up()
                 log.warning("connections ended: their peers take nothing", connections=ended)
 
     async def stop(self) -> None:
@@ -360,7 +366,7 @@ class Server:
     def _arriving(self) -> Iterator[Arriving]:
         specrl = () if self._specrl is None else self._specrl.arrivals.calls
         unary = (arrivals.calls for arrivals in self._accounting.arrivals.values())
-        return chain(self._service.streams, specrl, *unary)
+        return chain(self._service.streams, specrl, *unary, self._accounting.unauthenticated.arrivals.calls)
 
 
 def _end_within(seconds: float) -> threading.Timer:

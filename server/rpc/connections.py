@@ -3,10 +3,12 @@
 gRPC can neither end a call whose peer reads nothing, nor say how much of a message has arrived. The kernel can do both.
 """
 
+import asyncio
 import os
 import socket
 import struct
 from collections.abc import Collection, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -32,9 +34,19 @@ class Connections:
     def __init__(self) -> None:
         self.port = 0
         """The local port, once the server listens."""
+        # Asking for thousands of connections takes milliseconds. A thread of its own, because the work of callers may
+        # keep all others busy.
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="connections")
 
-    def traffic(self, peers: Collection[str]) -> dict[str, Traffic]:
+    async def traffic(self, peers: Collection[str]) -> dict[str, Traffic]:
         """Returns the traffic of those peers that are still connected."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._traffic, peers)
+
+    async def hang_up(self, peers: Collection[str] | None = None) -> int:
+        """Ends the connections of some peers, or of all: gRPC then ends their calls. Returns how many there were."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._hang_up, peers)
+
+    def _traffic(self, peers: Collection[str]) -> dict[str, Traffic]:
         found = {}
         for peer, connection in self._open():
             if peer in peers:
@@ -43,8 +55,7 @@ class Connections:
                     found[peer] = Traffic(*struct.unpack_from("QQ", info, ACKED_AND_RECEIVED))
         return found
 
-    def hang_up(self, peers: Collection[str] | None = None) -> int:
-        """Ends the connections of some peers, or of all: gRPC then ends their calls. Returns how many there were."""
+    def _hang_up(self, peers: Collection[str] | None) -> int:
         ended = 0
         for peer, connection in self._open():
             if peers is None or peer in peers:
