@@ -9,11 +9,10 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from importlib import metadata
-from itertools import chain
 
 import grpc
 import grpc.aio
@@ -46,7 +45,7 @@ from histospec.server.open_store import location_of, open_patiently
 from histospec.server.process import ENDING, TOGETHER, ends
 from histospec.server.rpc.answering import Answering
 from histospec.server.rpc.connections import Connections
-from histospec.server.rpc.governor import Arriving, Governor
+from histospec.server.rpc.governor import Governor
 from histospec.server.rpc.health import Health
 from histospec.server.rpc.interceptors import SPECRL, Accounting
 from histospec.server.rpc.service import DraftService
@@ -146,19 +145,18 @@ class Server:
         self._connections = Connections()
         self._answering = Answering(self._connections, self._metrics)
         self._service = DraftService(engine, self._history, self._metrics, config, access, self._answering)
-        self._specrl = None
-        if config.specrl_namespace:
-            self._specrl = RolloutCacheService(self._history, config, access, self._metrics)
+        serves_specrl = bool(config.specrl_namespace)
+        self._specrl = RolloutCacheService(self._history, config, access, self._metrics) if serves_specrl else None
         self._services = [DRAFT_SERVICE] if self._specrl is None else [DRAFT_SERVICE, SPECRL.full_name]
         self._health = Health(self._answering, self._metrics)
         self._accounting = Accounting(self._metrics, config, access, self._answering, self._traces)
-        self._governor = Governor(
-            self._connections,
-            self._arriving,
-            lambda: engine.memory_bytes() + self._history.waiting_bytes,
-            config.max_message,
-            self._metrics,
+        arrivals = (
+            self._accounting.arrivals if self._specrl is None else [*self._accounting.arrivals, self._specrl.arrivals]
         )
+        self._governor = Governor(
+            self._connections, self._service.streams, arrivals,
+            lambda: engine.memory_bytes() + self._history.waiting_bytes, config.max_message, self._metrics,
+        )  # fmt: skip
         self._governing: asyncio.Task[None] | None = None
         self._grpc = grpc.aio.server(
             interceptors=[self._accounting],
@@ -362,11 +360,6 @@ class Server:
 
     def _serving(self, ready: bool) -> None:
         self._health.set(("", *self._services), ready)
-
-    def _arriving(self) -> Iterator[Arriving]:
-        specrl = () if self._specrl is None else self._specrl.arrivals.calls
-        unary = (arrivals.calls for arrivals in self._accounting.arrivals.values())
-        return chain(self._service.streams, specrl, *unary, self._accounting.unauthenticated.arrivals.calls)
 
 
 def _end_within(seconds: float) -> threading.Timer:

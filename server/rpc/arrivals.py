@@ -49,10 +49,6 @@ class ArrivingCall:
         self.peer = peer
         self.refused: asyncio.Future[HistoSpecError] = asyncio.get_running_loop().create_future()
 
-    def awaited(self) -> int | None:
-        """Returns the number of the message that is awaited."""
-        return 0
-
     def refuse(self, error: HistoSpecError) -> None:
         """Ends the call."""
         if not self.refused.done():
@@ -90,6 +86,8 @@ class Arrivals:
         seconds: float = MESSAGE_SECONDS,
     ) -> None:
         self.calls: set[ArrivingCall] = set()
+        self.heard: Counter[str] = Counter()
+        """By peer: bytes of messages that have arrived since this was last cleared."""
         self._limited = metrics.caller_limits
         self._most_handled = most_handled
         self._pending_each = pending_each
@@ -172,6 +170,7 @@ class Arrivals:
         if message is grpc.aio.EOF:  # type: ignore[attr-defined]  # missing in the stubs
             raise NoMessage("message: is missing")
         received: Received = message
+        self.heard[peer] += received.size
         return received
 
 

@@ -1,4 +1,4 @@
-"""Refuses messages that are arriving when they take too much of the memory of the process.
+"""Refuses messages that are arriving when they take too much of the memory of the process, or too much time.
 
 gRPC does not say how much of a message has arrived. The allocator knows how much memory the process holds, and the
 kernel how much each connection has received. Both must be large: memory alone may be large because the engine merges
@@ -8,15 +8,17 @@ segments.
 import asyncio
 import ctypes
 import os
-from collections.abc import Callable, Iterable
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import structlog
 
-from histospec.server.errors import HistoSpecError, LimitExceeded
+from histospec.server.errors import HistoSpecError, Late, LimitExceeded
 from histospec.server.logs.lines import Throttle
 from histospec.server.observability.metrics import Metrics
-from histospec.server.rpc.arrivals import ArrivingCall
+from histospec.server.rpc.arrivals import MESSAGE_SECONDS, Arrivals
 from histospec.server.rpc.connections import Connections
 
 log = structlog.get_logger()
@@ -26,11 +28,15 @@ COPIES = 3
 """The largest message takes so many times its size until it is handled: as gRPC receives it, in one piece, decoded."""
 LEAST_MESSAGE = 64 << 20
 """Messages may take the memory of a message of this size, also if `--max-message` is smaller."""
+PART = 1 << 20
+"""Bytes that a connection has received while its stream awaits a message: then part of a message has arrived."""
 TICK_SECONDS = 0.05
+CALM_TICKS = 20  # between two looks at the connections while messages take little memory
+GROWTH = 4 << 10  # bytes received between two looks that make a message one that goes on arriving
 
 
-class Arriving(Protocol):
-    """A call whose message may be arriving."""
+class Stream(Protocol):
+    """A stream of messages. It may wait for the next one as long as it likes, but not for the rest of one."""
 
     peer: str
     """HOST:PORT"""
@@ -39,62 +45,80 @@ class Arriving(Protocol):
         """Returns the number of the message that is awaited; None if none is."""
 
     def refuse(self, error: HistoSpecError) -> None:
-        """Ends the call."""
+        """Ends the stream."""
 
 
-class _Begun(NamedTuple):
-    """A message that is awaited, when it was first seen."""
+class _Message(NamedTuple):
+    """A message that is awaited."""
 
     number: int
-    received: int
-    """Bytes that its connection had received."""
+    begin: int
+    """Bytes that its connection had received before, at most, ..."""
+    end: int
+    """... and now."""
+    stalled: bool
+    """Whether none of it has arrived lately."""
+    since: float
+    """When it was first seen."""
+
+    @property
+    def arrived(self) -> int:
+        return self.end - self.begin
 
 
 class Governor:
     """Watches all calls of a server. Used only on the event loop.
 
-    Beyond the limit, it refuses the messages that have received most, until the others have received no more than one
-    message may have. So a message that arrives alone is never refused.
+    Beyond the limit, it refuses the messages that have stalled and then the largest, until the others have received no
+    more than one message may have. So a message that arrives alone is never refused.
 
     Args:
         connections: know how much each has received.
-        arriving: returns the calls.
+        streams: the open streams.
+        arrivals: the unary calls.
         accounted: returns the bytes of memory that the process holds for other purposes.
         largest: maximum bytes of a message.
         metrics: counts refused calls.
+        seconds: for a message of a stream to arrive.
 
     """
 
     def __init__(
         self,
         connections: Connections,
-        arriving: Callable[[], Iterable[Arriving]],
+        streams: Collection[Stream],
+        arrivals: Sequence[Arrivals],
         accounted: Callable[[], int],
         largest: int,
         metrics: Metrics,
+        seconds: float = MESSAGE_SECONDS,
     ) -> None:
         self._connections = connections
-        self._arriving = arriving
+        self._streams = streams
+        self._arrivals = arrivals
         self._accounted = accounted
-        self._limited = metrics.caller_limits.labels("arriving")
+        self._limited = metrics.caller_limits
         self._most = COPIES * max(largest, LEAST_MESSAGE)
         self._spared = max(largest, LEAST_MESSAGE) * 9 // 8  # with frames, and other messages of its connection
+        self._seconds = seconds
         self._base = self._held()
         self._false_alarm = 0  # resident bytes that were found to be free memory
-        self._begun: dict[Arriving, _Begun] = {}
+        self._messages: dict[Any, _Message] = {}  # by call
+        self._received: dict[str, int] = {}  # by peer, when the connections were last looked at
 
     async def run(self) -> None:
         """Watches until it is cancelled."""
+        calm = 0
         while True:
             await asyncio.sleep(TICK_SECONDS)
-            held = self._held_for_messages()
-            if held <= self._most // 2:
-                self._begun.clear()
-                continue
             try:
-                arrived = await self._arrived()
+                held = self._held_for_messages()
+                calm = (calm + 1) % CALM_TICKS if held <= self._most // 2 else 0
+                if calm == 0:
+                    await self._look()
+                    self._refuse_late()
                 if held > self._most:
-                    self._refuse(arrived)
+                    self._refuse_many()
             except Exception:
                 log.exception("cannot refuse messages that are arriving")
 
@@ -112,36 +136,67 @@ class Governor:
     def _held(self) -> int:
         return (_allocated() or _resident()) - self._accounted()
 
-    async def _arrived(self) -> dict[str, int]:
-        """Returns the bytes of messages that have arrived on each connection since they were first seen."""
-        awaited = {call: number for call in self._arriving() if (number := call.awaited()) is not None}
-        traffic = await self._connections.traffic({call.peer for call in awaited})
-        begun, arrived = {}, dict.fromkeys(traffic, 0)
-        for call, number in awaited.items():
-            if call.peer not in traffic or call.awaited() != number:
-                continue
-            received = traffic[call.peer].received
-            before = self._begun.get(call)
-            begun[call] = before if before and before.number == number else _Begun(number, received)
-            arrived[call.peer] = max(arrived[call.peer], received - begun[call].received)
-        self._begun = begun
-        return arrived
+    async def _look(self) -> None:
+        """Updates the messages by what their connections have received."""
+        unary = [call for arrivals in self._arrivals for call in arrivals.calls]
+        heard: Counter[str] = Counter()
+        for arrivals in self._arrivals:
+            heard += arrivals.heard
+            arrivals.heard.clear()
+        awaited = {stream: number for stream in self._streams if (number := stream.awaited()) is not None}
+        traffic = await self._connections.traffic({call.peer for call in (*unary, *awaited)})
+        received = {peer: counted.received for peer, counted in traffic.items()}
+        messages: dict[Any, _Message] = {}
+        for call in unary:
+            if call.peer in received:
+                messages[call] = self._message(call, 0, received[call.peer], received[call.peer])
+        for stream, number in awaited.items():
+            if stream.peer in received and stream.awaited() == number:
+                before, now = self._received.get(stream.peer, 0), received[stream.peer]
+                message = self._message(stream, number, before, now)
+                if others := heard[stream.peer]:
+                    # A client has its stream on the same connection as its other calls. What these received is not
+                    # part of the stream's message.
+                    begin = min(now, message.begin + others)
+                    message = message._replace(begin=begin, since=time.monotonic())
+                messages[stream] = message
+        self._messages, self._received = messages, received
 
-    def _refuse(self, arrived: dict[str, int]) -> None:
-        left, refused = sum(arrived.values()), 0
-        for peer in sorted(arrived, key=arrived.__getitem__, reverse=True):
+    def _message(self, call: Any, number: int, before: int, now: int) -> _Message:
+        """Returns a message whose connection has received `now` bytes, and had received `before` if it is new."""
+        old = self._messages.get(call)
+        if old is None or old.number != number:
+            return _Message(number, before, now, False, time.monotonic())
+        return old._replace(end=now, stalled=now - old.end < GROWTH)
+
+    def _refuse_late(self) -> None:
+        for call, message in self._messages.items():
+            late = time.monotonic() - message.since > self._seconds
+            if late and message.arrived >= PART and call in self._streams:  # unary calls count the time themselves
+                self._limited.labels("late").inc()
+                call.refuse(Late(f"message: it did not arrive within {self._seconds:g} seconds"))
+
+    def _refuse_many(self) -> None:
+        by_peer: dict[str, list[Any]] = {}
+        for call in self._messages:
+            by_peer.setdefault(call.peer, []).append(call)
+        # The calls of a connection share what it received.
+        sizes = {peer: max(self._messages[call].arrived for call in calls) for peer, calls in by_peer.items()}
+        stalled = {peer: all(self._messages[call].stalled for call in calls) for peer, calls in by_peer.items()}
+        left, refused = sum(sizes.values()), 0
+        for peer in sorted(by_peer, key=lambda peer: (stalled[peer], sizes[peer]), reverse=True):
             if left <= self._spared:
                 break
-            left -= arrived[peer]
-            calls = [call for call in self._begun if call.peer == peer]
-            # A client has its stream on the same connection as its other calls.
-            for call in [call for call in calls if isinstance(call, ArrivingCall)] or calls:
+            left -= sizes[peer]
+            unary = [call for call in by_peer[peer] if call not in self._streams]
+            most = max((self._messages[call].arrived for call in unary), default=0)
+            for call in unary if most > sizes[peer] // 2 else by_peer[peer]:
                 call.refuse(
                     LimitExceeded("message: messages that arrive at the same time take too much memory; try later")
                 )
                 refused += 1
         if refused:
-            self._limited.inc(refused)
+            self._limited.labels("arriving").inc(refused)
             if (more := THROTTLE.admits("arriving")) is not None:
                 log.warning("messages refused: too many arrive at the same time", calls=refused, **more)
 

@@ -8,7 +8,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import grpc
 import grpc.aio
@@ -89,12 +89,14 @@ class Accounting(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # gener
         self._checks = checks(config)
         self._traces = traces
         self._answering = answering
-        self.arrivals = {right: Arrivals(metrics) for right in ("read", "write", "admin")}
-        """Of unary calls, by the right that they need: those of one kind do not delay those of another."""
+        # Unary calls by the right that they need: those of one kind do not delay those of another.
+        self._arrivals: dict[Right, Arrivals] = {right: Arrivals(metrics) for right in get_args(Right)}
         for method in chain.from_iterable(METHODS.values()):
             # An alert sees the first error only if the series was 0 before.
             metrics.rpc_errors.labels(method, grpc.StatusCode.INTERNAL.name)
-        self.unauthenticated = UnauthenticatedCalls(answering, metrics)
+        self._unauthenticated = UnauthenticatedCalls(answering, metrics)
+        self.arrivals = [*self._arrivals.values(), self._unauthenticated.arrivals]
+        """Unary calls whose message has not arrived."""
         self._served: dict[str, Handler] = {}  # by the full name of a method
         self._running = 0
         self._throttle = Throttle()
@@ -131,7 +133,7 @@ class Accounting(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # gener
 
     def _serve(self, handler: "Handler", service: str, method: str) -> "Handler":
         if service not in METHODS:
-            return self.unauthenticated.serve(handler)
+            return self._unauthenticated.serve(handler)
         behaviour: Any = handler.stream_stream or handler.unary_stream or handler.unary_unary
         decode, encode = self._decoder(service, method, handler), unless_encoded(handler.response_serializer)
         if handler.stream_stream:
@@ -145,7 +147,7 @@ class Accounting(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # gener
 
     def _received(self, behaviour: Behaviour, method: str, encode: Callable[[Any], bytes]) -> Behaviour:
         """Returns a stream's behaviour for that of a unary call: it receives and answers within bounds."""
-        arrivals = self.arrivals[RIGHTS.get(method, "read")]
+        arrivals = self._arrivals[RIGHTS.get(method, "read")]
 
         async def received(unread: Any, context: Any) -> None:
             permit = self._access.permit(dict(context.invocation_metadata() or ()))
