@@ -20,7 +20,7 @@ import grpc
 import numpy as np
 
 from benchmarks.process import MIB, Child
-from benchmarks.service.pressure import Stream, Worker, i32, seconds_over
+from benchmarks.service.pressure import Metadata, Stream, Worker, i32, seconds_over
 from benchmarks.tables import heading, line
 from examples.draft_server import DraftServer, running
 from histospec.v1 import draft_pb2 as pb
@@ -53,7 +53,7 @@ namespaces = ["attack*", "specrl"]
 WORKER, ATTACKER = "worker-secret-0123456789", "attacker-secret-0123456789"
 
 
-def metadata(secret: str) -> tuple[tuple[str, str], ...]:
+def metadata(secret: str) -> Metadata:
     """Returns the metadata of a call with this token."""
     return (("authorization", f"Bearer {secret}"),)
 
@@ -70,12 +70,12 @@ class Caller:
         """Calls until a time by the clock of `time.monotonic`. Returns the milliseconds of histories and ingests."""
         taken: tuple[list[float], list[float]] = ([], [])
         while time.monotonic() < end:
-            for call, request, times in (
-                (self._stub.History, self._history, taken[0]),
-                (self._stub.Ingest, self._ingest, taken[1]),
+            for call, times in (
+                (partial(self._stub.History, self._history), taken[0]),
+                (partial(self._stub.Ingest, self._ingest), taken[1]),
             ):
                 started = time.perf_counter()
-                call(request, timeout=60, metadata=metadata(WORKER))
+                call(timeout=60, metadata=metadata(WORKER))
                 times.append(1e3 * (time.perf_counter() - started))
                 time.sleep(0.01)
         return taken
@@ -301,8 +301,9 @@ def measure(case: Case, turns: int) -> str:
         )
         caller = Child(Caller, server.endpoint)
         attackers = [Child(Attack, server.endpoint) for _ in range(case.processes)]
-        for child in (caller, *attackers):
-            stack.callback(child.end)
+        stack.callback(caller.end)
+        for attacker in attackers:
+            stack.callback(attacker.end)
         worker = Worker(server.endpoint, metadata(WORKER))
         if case.before is not None:
             attackers[0].call(case.before)

@@ -11,7 +11,7 @@ import queue
 import tempfile
 import time
 import urllib.request
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -26,6 +26,8 @@ from benchmarks.tables import heading, line
 from examples.draft_server import running
 from histospec.v1 import draft_pb2 as pb
 from histospec.v1 import draft_pb2_grpc as pb_grpc
+
+Metadata = tuple[tuple[str, str | bytes], ...]
 
 EVERY = 0.01  # seconds between two steps of the worker
 MEASURED = 8.0  # seconds measured before each load, and about as many during it
@@ -58,7 +60,7 @@ def step(sessions: list[int], position: int, texts: npt.NDArray[np.int64], max_t
 class Stream:
     """One Draft stream."""
 
-    def __init__(self, endpoint: str, metadata: Sequence[tuple[str, str]] = ()) -> None:
+    def __init__(self, endpoint: str, metadata: Metadata = ()) -> None:
         unbounded = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
         self._requests: queue.Queue[pb.DraftRequest | None] = queue.Queue(64)
         stub = pb_grpc.DraftServiceStub(grpc.insecure_channel(endpoint, options=unbounded))
@@ -218,7 +220,7 @@ CASES = [
 class Worker:
     """Steps 8 sessions, and measures each answer."""
 
-    def __init__(self, endpoint: str, metadata: Sequence[tuple[str, str]] = ()) -> None:
+    def __init__(self, endpoint: str, metadata: Metadata = ()) -> None:
         self._stream = Stream(endpoint, metadata)
         self._ids, self._position = list(range(1, 9)), 1
         opens = [opening(i, [1, 2, 3, i], "worker") for i in self._ids]

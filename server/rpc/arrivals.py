@@ -75,6 +75,7 @@ class Arrivals:
         most_handled: how many requests may be handled at the same time before others wait to be received.
         pending_each: calls of one caller whose message has not arrived.
         seconds: for a message to arrive.
+        moment: seconds of these in which it keeps its place.
 
     """
 
@@ -84,6 +85,7 @@ class Arrivals:
         most_handled: int = sys.maxsize,
         pending_each: int = PENDING_EACH,
         seconds: float = MESSAGE_SECONDS,
+        moment: float = MOMENT_SECONDS,
     ) -> None:
         self.calls: set[ArrivingCall] = set()
         self.heard: Counter[str] = Counter()
@@ -92,6 +94,7 @@ class Arrivals:
         self._most_handled = most_handled
         self._pending_each = pending_each
         self._seconds = seconds
+        self._moment = moment
         self._handled = 0
         self._places = Places(AT_ONCE, AT_ONCE_EACH, AT_ONCE_CONNECTION, self._has_room)
         self._pending: Counter[str] = Counter()  # by caller
@@ -152,9 +155,9 @@ class Arrivals:
                 self.calls.add(call)
                 reading = asyncio.ensure_future(context.read())
                 ends = (reading, call.refused)
-                await asyncio.wait(ends, timeout=MOMENT_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait(ends, timeout=self._moment, return_when=asyncio.FIRST_COMPLETED)
             if not reading.done() and not call.refused.done():
-                left = self._seconds - MOMENT_SECONDS
+                left = self._seconds - self._moment
                 await asyncio.wait(ends, timeout=left, return_when=asyncio.FIRST_COMPLETED)
             if call.refused.done() and not reading.done():
                 raise call.refused.result()

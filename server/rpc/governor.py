@@ -138,7 +138,7 @@ class Governor:
 
     async def _look(self) -> None:
         """Updates the messages by what their connections have received."""
-        unary = [call for arrivals in self._arrivals for call in arrivals.calls]
+        unary: list[Any] = [call for arrivals in self._arrivals for call in arrivals.calls]
         heard: Counter[str] = Counter()
         for arrivals in self._arrivals:
             heard += arrivals.heard

@@ -49,7 +49,7 @@ METHODS = {service.full_name: service.methods_by_name for service in (DRAFTS, SP
 # Limits of unauthenticated calls.
 SHORT_BYTES = 4096  # of a message; longer than any name of a service or a file
 PENDING_CALLS = 64  # calls of one host whose message has not arrived; further ones are refused
-MESSAGE_SECONDS = 5.0  # for a message to arrive
+MESSAGE_SECONDS = 2.0  # for a message to arrive; long ones must not arrive side by side
 
 RIGHTS: dict[str, Right] = {
     "Draft": "read", "History": "read", "PredictLength": "read", "PredictLengths": "read",
@@ -240,7 +240,7 @@ class UnauthenticatedCalls:
 
     def __init__(self, answering: Answering, metrics: Metrics) -> None:
         self._answering = answering
-        self.arrivals = Arrivals(metrics, pending_each=PENDING_CALLS, seconds=MESSAGE_SECONDS)
+        self.arrivals = Arrivals(metrics, pending_each=PENDING_CALLS, seconds=MESSAGE_SECONDS, moment=MESSAGE_SECONDS)
 
     def serve(self, handler: "Handler") -> "Handler":
         """Returns a handler that receives each message in turn."""

@@ -81,8 +81,8 @@ class Places:
             if not self._eligible(caller):
                 continue
             for connection, turns in connections.items():
-                if self._taken_of[caller, connection] < self._most_of_connection:
-                    turn = turns[0]
+                turn = next((turn for turn in turns if not turn.done()), None)  # a cancelled one leaves by itself
+                if turn is not None and self._taken_of[caller, connection] < self._most_of_connection:
                     self._count(caller, connection, 1)
                     connections[connection] = connections.pop(connection)
                     self._waiting[caller] = self._waiting.pop(caller)

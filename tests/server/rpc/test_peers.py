@@ -139,7 +139,7 @@ def test_a_stream_whose_long_answer_is_not_read_ends(start_server: Starter, conn
     server = start_server()
     wire = connect(server.endpoint)
     wire.ingest([1, 2], [list(range(300))])
-    ids = list(range(1, 201))
+    ids = list(range(1, 101))
     step = wire.step(ids, [list(range(12))] * len(ids), max_tokens=256, verify_cost=0.0)
     opens = [wire.open(session, [1, 2]) for session in ids]
     assert wire.stream().ask(opens=opens, step=step).ByteSize() > SHORT_ANSWER

@@ -37,7 +37,7 @@ async def settle() -> None:
 @pytest.mark.asyncio
 async def test_a_caller_with_many_calls_delays_no_other() -> None:
     """Also on a connection of its own it has no more places, and another one has a place at once."""
-    places, order = Places(4, 3, 2), []
+    places, order = Places(4, 3, 2), list[str]()
     flood = [Call(places, "a", f"a{number % 2}", order) for number in range(1000)]
     await settle()
     assert sorted(order) == ["a0", "a0", "a1"]
@@ -52,7 +52,7 @@ async def test_a_caller_with_many_calls_delays_no_other() -> None:
 
 @pytest.mark.asyncio
 async def test_connections_and_callers_take_turns() -> None:
-    places, order = Places(1, 1, 1), []
+    places, order = Places(1, 1, 1), list[str]()
     calls = [Call(places, "a", "a0", order) for _ in range(3)]
     await settle()
     calls += [Call(places, "a", "a1", order), Call(places, "b", "b0", order), Call(places, "b", "b0", order)]
@@ -66,7 +66,7 @@ async def test_connections_and_callers_take_turns() -> None:
 
 @pytest.mark.asyncio
 async def test_a_call_that_leaves_gives_its_place_or_its_turn_back() -> None:
-    places, order = Places(1, 1, 1), []
+    places, order = Places(1, 1, 1), list[str]()
     first, second, third = (Call(places, "a", f"a{number}", order) for number in range(3))
     await settle()
     assert places.wanted
@@ -85,7 +85,7 @@ async def test_a_call_that_leaves_gives_its_place_or_its_turn_back() -> None:
 
 @pytest.mark.asyncio
 async def test_a_caller_that_may_not_waits_until_it_may() -> None:
-    allowed, order = {"b"}, []
+    allowed, order = {"b"}, list[str]()
     places = Places(2, 2, 2, lambda caller: caller in allowed)
     mine, other = Call(places, "a", "a0", order), Call(places, "b", "b0", order)
     await settle()
@@ -95,3 +95,19 @@ async def test_a_caller_that_may_not_waits_until_it_may() -> None:
     await settle()
     assert mine.has
     await asyncio.gather(mine.end(), other.end())
+
+
+@pytest.mark.asyncio
+async def test_calls_that_all_end_at_once_leave_all_places() -> None:
+    """Their connection has ended: some are cancelled while another one leaves its place to them."""
+    places, order = Places(2, 2, 2), list[str]()
+    calls = [Call(places, "a", "a0", order) for _ in range(10)]
+    await settle()
+    for call in calls:
+        call.task.cancel()
+    await asyncio.gather(*(call.task for call in calls), return_exceptions=True)
+    assert not places.wanted
+    again = [Call(places, "a", "a0", order) for _ in range(2)]
+    await settle()
+    assert all(call.has for call in again)
+    await asyncio.gather(*(call.end() for call in again))
