@@ -167,6 +167,8 @@ class Server:
                 ("grpc.max_concurrent_streams", MOST_CALLS),
                 # Otherwise gRPC buffers megabytes of a call before the handler reads them.
                 ("grpc.http2.bdp_probe", 0),
+                # One thread reads all connections. A megabyte of one would delay the steps of others.
+                ("grpc.experimental.tcp_max_read_chunk_size", 64 << 10),
                 # If a worker's machine vanishes, its pings fail, and the server ends its stream and sessions.
                 ("grpc.keepalive_time_ms", 20_000),
                 ("grpc.keepalive_timeout_ms", 10_000),

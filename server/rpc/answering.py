@@ -8,7 +8,7 @@ gRPC has no other way to take an answer back.
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -27,6 +27,9 @@ SMALL_ANSWER = 256 << 10
 """Bytes of an answer from which on it is large: only LARGE_AT_ONCE of these are in memory."""
 LARGE_AT_ONCE, LARGE_EACH = 2, 1
 """Large answers at a time, in all and for one caller."""
+PACED, PACE = 8 << 20, 8 << 20
+"""gRPC copies an answer on the event loop: 1 ms per 2 MiB, in which no step runs. So answers of more than PACED bytes
+are written at PACE bytes per second, and delay fewer than one step in a hundred."""
 LARGE_WAITING_EACH = 128
 """Calls of one caller that may wait for a large answer; further ones are refused."""
 MAX_UNREAD, MAX_UNREAD_EACH = 64 << 20, 16 << 20
@@ -60,12 +63,13 @@ class Answering:
         self._unread: set[_Unread] = set()
         self._bytes: Counter[str] = Counter()  # of small answers, by peer
         self._large = Places(LARGE_AT_ONCE, LARGE_EACH, LARGE_EACH)
+        self._rested = 0.0  # when the next answer of more than PACED bytes may be written
         self._waiting = 0  # calls that wait for memory
         self._watching: asyncio.Task[None] | None = None
 
-    async def write(self, context: Any, data: bytes, counted: bool = True) -> None:
-        """Writes an answer. Raises LimitExceeded if there is no memory for it; not if it is not `counted`."""
-        async with self.unread(peer_of(context.peer()), len(data), READ_SECONDS if counted else None):
+    async def write(self, context: Any, data: bytes) -> None:
+        """Writes an answer. Raises LimitExceeded if there is no memory for it."""
+        async with self.unread(peer_of(context.peer()), len(data), READ_SECONDS):
             await context.write(data)
 
     @asynccontextmanager
@@ -91,16 +95,21 @@ class Answering:
                 if not self._bytes[peer]:
                     del self._bytes[peer]
 
-    @asynccontextmanager
-    async def large(self, caller: str, context: Any) -> AsyncIterator[None]:
-        """The block makes and writes a large answer for a caller. Waits for its turn. Raises LimitExceeded."""
+    async def write_large(self, context: Any, caller: str, make: Callable[[], Awaitable[bytes]]) -> None:
+        """Makes and writes a large answer when it is the caller's turn. Raises LimitExceeded and errors of `make`."""
         if self._large.waiting(caller) >= LARGE_WAITING_EACH:
             self._limited.labels("answers").inc()
             raise LimitExceeded(
                 f"answer: {LARGE_WAITING_EACH} calls of this token or host already wait for large answers; try later"
             )
         async with self._large.place(caller, peer_of(context.peer())):
-            yield
+            data = await make()
+            if (excess := len(data) - PACED) > 0:
+                begin = max(time.monotonic(), self._rested)
+                self._rested = begin + excess / PACE
+                await asyncio.sleep(begin - time.monotonic())
+            async with self.unread(peer_of(context.peer()), len(data), None):
+                await context.write(data)
 
     def _has_room(self, answer: _Unread) -> bool:
         mine, all_of_them = self._bytes[answer.peer], self._bytes.total()

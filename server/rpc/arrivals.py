@@ -100,6 +100,11 @@ class Arrivals:
         self._pending: Counter[str] = Counter()  # by caller
         self._received: Counter[str] = Counter()  # bytes by caller
 
+    @property
+    def received(self) -> int:
+        """The bytes of requests that are being handled."""
+        return self._received.total()
+
     @asynccontextmanager
     async def receive(self, context: Any, caller: str) -> AsyncIterator[Any]:
         """Yields the next request of a call; the block handles it.
@@ -127,7 +132,7 @@ class Arrivals:
         return (
             self._received[caller] <= MAX_RECEIVED_EACH
             and self._handled < self._most_handled
-            and self._received.total() <= MAX_RECEIVED
+            and self.received <= MAX_RECEIVED
         )
 
     async def _in_turn(self, context: Any, caller: str) -> Received:

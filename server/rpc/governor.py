@@ -1,8 +1,8 @@
 """Refuses messages that are arriving when they take too much of the memory of the process, or too much time.
 
-gRPC does not say how much of a message has arrived. The allocator knows how much memory the process holds, and the
-kernel how much each connection has received. Both must be large: memory alone may be large because the engine merges
-segments.
+gRPC does not say how much of a message has arrived. The kernel knows how much memory the process holds, and how much
+each connection has received. Both must be large: memory alone may be large because the engine merges segments. The
+allocator could tell used memory from free memory, but to ask it takes 6 ms, in which other threads cannot allocate.
 """
 
 import asyncio
@@ -32,6 +32,9 @@ PART = 1 << 20
 """Bytes that a connection has received while its stream awaits a message: then part of a message has arrived."""
 TICK_SECONDS = 0.05
 CALM_TICKS = 20  # between two looks at the connections while messages take little memory
+SETTLE_SECONDS = 30.0
+"""At least between two times at which free memory is given back: meanwhile other threads may be unable to allocate."""
+MALLOC_TRIM = getattr(ctypes.CDLL(None), "malloc_trim", None)  # of the GNU C library
 GROWTH = 4 << 10  # bytes received between two looks that make a message one that goes on arriving
 
 
@@ -101,8 +104,8 @@ class Governor:
         self._most = COPIES * max(largest, LEAST_MESSAGE)
         self._spared = max(largest, LEAST_MESSAGE) * 9 // 8  # with frames, and other messages of its connection
         self._seconds = seconds
-        self._base = self._held()
-        self._false_alarm = 0  # resident bytes that were found to be free memory
+        self._base = self._held()  # while no message arrives
+        self._settled = time.monotonic()
         self._messages: dict[Any, _Message] = {}  # by call
         self._received: dict[str, int] = {}  # by peer, when the connections were last looked at
 
@@ -112,29 +115,31 @@ class Governor:
         while True:
             await asyncio.sleep(TICK_SECONDS)
             try:
-                held = self._held_for_messages()
+                held = self._held() - self._base
                 calm = (calm + 1) % CALM_TICKS if held <= self._most // 2 else 0
                 if calm == 0:
                     await self._look()
                     self._refuse_late()
                 if held > self._most:
                     self._refuse_many()
+                if calm == 0:
+                    await self._settle(held)
             except Exception:
                 log.exception("cannot refuse messages that are arriving")
 
-    def _held_for_messages(self) -> int:
-        """Returns the bytes that messages may hold. Asks the allocator, which takes longer, only if they are many."""
-        resident = _resident()
-        held = resident - self._accounted() - self._base
-        if held <= self._most // 2 or resident <= self._false_alarm:
-            return 0
-        held = self._held() - self._base
-        if held <= self._most // 2:
-            self._false_alarm = resident + self._most // 12
-        return held
-
     def _held(self) -> int:
-        return (_allocated() or _resident()) - self._accounted()
+        return _resident() - self._accounted()
+
+    async def _settle(self, held: int) -> None:
+        """Finds out what the process holds without messages. Gives free memory back first if it may be much."""
+        holding = any(message.arrived >= PART for message in self._messages.values())
+        if holding or any(arrivals.received for arrivals in self._arrivals):
+            return
+        if time.monotonic() - self._settled >= SETTLE_SECONDS:
+            self._settled = time.monotonic()
+            if MALLOC_TRIM is not None and held > self._most // 2:
+                await asyncio.to_thread(MALLOC_TRIM, 0)
+            self._base = self._held()
 
     async def _look(self) -> None:
         """Updates the messages by what their connections have received."""
@@ -199,33 +204,6 @@ class Governor:
             self._limited.labels("arriving").inc(refused)
             if (more := THROTTLE.admits("arriving")) is not None:
                 log.warning("messages refused: too many arrive at the same time", calls=refused, **more)
-
-
-class _Mallinfo(ctypes.Structure):
-    _fields_ = [
-        (name, ctypes.c_size_t)
-        for name in (
-            "arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost",
-        )
-    ]  # fmt: skip
-
-
-def _mallinfo() -> Callable[[], Any] | None:
-    function = getattr(ctypes.CDLL(None), "mallinfo2", None)  # of the GNU C library
-    if function is not None:
-        function.restype = _Mallinfo
-    return function
-
-
-_mallinfo2 = _mallinfo()
-
-
-def _allocated() -> int:
-    """Returns the bytes that the process has allocated and not freed; 0 if the allocator does not say."""
-    if _mallinfo2 is None:
-        return 0
-    info = _mallinfo2()
-    return int(info.uordblks + info.hblkhd)
 
 
 def _resident() -> int:

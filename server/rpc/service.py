@@ -130,9 +130,10 @@ class DraftService(pb_grpc.DraftServiceServicer):
             # The interceptor accepts bytes, too.
             return await self._history.get(problem, request.limit, SMALL_ANSWER, wire.history)
         except LimitExceeded:
-            async with self._answering.large(caller(self._permit(context), context), context):
-                answer = await self._history.get(problem, request.limit, self._config.max_message, wire.history)
-                await self._answering.write(context, answer, counted=False)
+            who, most = caller(self._permit(context), context), self._config.max_message
+            await self._answering.write_large(
+                context, who, lambda: self._history.get(problem, request.limit, most, wire.history)
+            )
             return None
 
     async def PredictLength(self, request: pb.PredictLengthRequest, context: Context) -> pb.PredictLengthResponse:

@@ -6,6 +6,7 @@ over a limit, only that session is refused: `Open.refusal` says why.
 
 import math
 from collections.abc import Callable, Iterable
+from io import BytesIO
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import numpy as np
@@ -19,10 +20,12 @@ from histospec.protocol.refusals import draft_too_long, too_many
 from histospec.server.errors import HistoSpecError, InvalidRequest, LimitExceeded
 from histospec.server.settings.config import Config
 from histospec.server.stores.interface import LAST_EPOCH, Problem, Record, ResponseBatch
-from histospec.server.stores.records import from_message, to_message
+from histospec.server.stores.records import from_message
 from histospec.v1 import draft_pb2 as pb
 
 T = TypeVar("T")
+
+PIECE = 256 << 10  # bytes copied at a time: 0.1 ms
 
 
 class Open(NamedTuple):
@@ -129,10 +132,17 @@ def unless_encoded(encode: Callable[[Any], bytes] | None) -> Callable[[Any], byt
 def history(records: Iterable[Record]) -> bytes:
     """Returns an encoded HistoryResponse with these records.
 
-    Encodes one response at a time, so that other threads run in between: 45 MiB at once would stop them for 0.1 s.
+    Encodes one response at a time and joins them in pieces, so that other threads run in between: 45 MiB at once would
+    stop them for 0.1 s.
     """
-    encoded = (pb.HistoryResponse(responses=[to_message(record)]).SerializeToString() for record in records)
-    return b"".join(encoded)  # concatenated messages decode as one message with the elements of all
+    whole = BytesIO()  # concatenated messages decode as one message with the elements of all
+    for record in records:
+        one = pb.HistoryResponse()
+        one.responses.add(**record._asdict())  # a message that is given is copied
+        encoded = memoryview(one.SerializeToString())
+        for start in range(0, len(encoded), PIECE):
+            whole.write(encoded[start : start + PIECE])
+    return whole.getvalue()
 
 
 class Message(NamedTuple):

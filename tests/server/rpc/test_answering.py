@@ -1,7 +1,6 @@
 """Answers: no caller takes all places and all memory for them."""
 
 import asyncio
-from contextlib import AsyncExitStack
 
 import pytest
 
@@ -41,18 +40,20 @@ async def test_one_caller_does_not_take_all_large_answers(metrics: Metrics) -> N
     answering, mine, other = Answering(Connections(), metrics), Peer(1), Peer(2)
     asking: list[asyncio.Task[None]] = []
 
+    async def made() -> bytes:
+        return b"a large answer"
+
     async def ask() -> None:
-        async with answering.large("a", mine):
-            await mine.write(b"")
+        await answering.write_large(mine, "a", made)
 
     asking = [asyncio.ensure_future(ask()) for _ in range(LARGE_WAITING_EACH + 1)]
     await asyncio.sleep(0.05)
     assert mine.answers == 1
     with pytest.raises(LimitExceeded, match="calls of this token or host already wait for large answers"):
         await ask()
-    async with AsyncExitStack() as stack:
-        await asyncio.wait_for(stack.enter_async_context(answering.large("b", other)), 60)
-        assert mine.answers == 1
+    other.reads.set()
+    await asyncio.wait_for(answering.write_large(other, "b", made), 60)
+    assert (mine.answers, other.answers) == (1, 1)
     mine.reads.set()
     await asyncio.gather(*asking)
     assert metrics.registry.get_sample_value("histospec_caller_limits_total", {"limit": "answers"}) == 1
