@@ -1,4 +1,4 @@
-"""Measures the calls of a worker, and the memory of the server, while callers attack the server.
+"""Measures the steps of a worker, the calls of another caller, and the memory of the server, while callers attack the server.
 
 The worker and another caller have a token of their own. Each attack runs in processes of its own as an idle task, as if
 it were on other machines, by turns with times without it. Prints a Markdown table.
@@ -27,7 +27,7 @@ from histospec.v1 import draft_pb2 as pb
 from histospec.v1 import draft_pb2_grpc as pb_grpc
 from tests.support.raw_http2 import RawHttp2, message
 
-TURN = 6.0  # seconds of each turn
+TURN = 5.0  # seconds of each turn
 MEMORY = 256 * MIB
 HEADROOM = 512 * MIB + MEMORY * 15 // 100  # docs/run-a-server.md
 SERVICE = "/histospec.v1.DraftService"
@@ -59,25 +59,22 @@ def metadata(secret: str) -> Metadata:
 
 
 class Caller:
-    """Another caller: asks for a short history and ingests a short response, again and again."""
+    """Another caller, which asks for a short history again and again."""
 
     def __init__(self, endpoint: str) -> None:
         self._stub = pb_grpc.DraftServiceStub(grpc.insecure_channel(endpoint))
-        self._ingest = pb.IngestRequest(namespace="caller", prompt=i32([1]), responses=[pb.Response(tokens=i32([2]))])
-        self._history = pb.HistoryRequest(namespace="caller", prompt=i32([1]))
+        response = pb.Response(tokens=i32([2]))
+        request = pb.IngestRequest(namespace="caller", prompt=i32([1]), responses=[response])
+        self._stub.Ingest(request, metadata=metadata(WORKER))
 
-    def until(self, end: float) -> tuple[list[float], list[float]]:
-        """Calls until a time by the clock of `time.monotonic`. Returns the milliseconds of histories and ingests."""
-        taken: tuple[list[float], list[float]] = ([], [])
+    def until(self, end: float) -> list[float]:
+        """Calls until a time by the clock of `time.monotonic`. Returns the milliseconds of each answer."""
+        request, taken = pb.HistoryRequest(namespace="caller", prompt=i32([1])), []
         while time.monotonic() < end:
-            for call, times in (
-                (partial(self._stub.History, self._history), taken[0]),
-                (partial(self._stub.Ingest, self._ingest), taken[1]),
-            ):
-                started = time.perf_counter()
-                call(timeout=60, metadata=metadata(WORKER))
-                times.append(1e3 * (time.perf_counter() - started))
-                time.sleep(0.01)
+            started = time.perf_counter()
+            self._stub.History(request, timeout=60, metadata=metadata(WORKER))
+            taken.append(1e3 * (time.perf_counter() - started))
+            time.sleep(0.01)
         return taken
 
 
@@ -260,11 +257,10 @@ CASES = [
 
 
 class Times(NamedTuple):
-    """Milliseconds of each step, history and ingest."""
+    """Milliseconds of each step and history."""
 
     steps: list[float]
     histories: list[float]
-    ingests: list[float]
 
     def p99(self) -> list[float]:
         """Returns the 99th percentiles."""
@@ -288,9 +284,7 @@ def turn(worker: Worker, caller: Child[Caller], times: Times) -> None:
     """Measures for one turn."""
     caller.start(Caller.until, time.monotonic() + TURN)
     times.steps.extend(worker.until(seconds_over(TURN)))
-    histories, ingests = caller.wait()
-    times.histories.extend(histories)
-    times.ingests.extend(ingests)
+    times.histories.extend(caller.wait())
 
 
 def measure(case: Case, turns: int) -> str:
@@ -310,8 +304,8 @@ def measure(case: Case, turns: int) -> str:
         worker = Worker(server.endpoint, metadata(WORKER))
         if case.before is not None:
             attackers[0].call(case.before)
-        quiet, attacked = Times([], [], []), Times([], [], [])
-        turn(worker, caller, Times([], [], []))  # unmeasured: caches are cold
+        quiet, attacked = Times([], []), Times([], [])
+        turn(worker, caller, Times([], []))  # unmeasured: caches are cold
         memory = Memory(server.pid)
         for _ in range(turns):
             turn(worker, caller, quiet)
@@ -335,7 +329,7 @@ def main() -> None:
     parser.add_argument("--only", type=int, nargs="*", help="numbers of the attacks, from 0")
     parser.add_argument("--turns", type=int, default=3, help="turns with and without each attack (default: 3)")
     options = parser.parse_args()
-    columns = [name for what in ("step", "History", "Ingest") for name in (f"{what} p99, ms: without, with", "ratio")]
+    columns = [name for what in ("step", "History") for name in (f"{what} p99, ms: without, with", "ratio")]
     print(f"Allowed memory: {(MEMORY + HEADROOM) / MIB:,.0f} MiB.\n")
     print(heading(["attack", *columns, "steps", "peak, MiB"]), end="", flush=True)
     for number, case in enumerate(CASES):

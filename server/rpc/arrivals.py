@@ -31,6 +31,9 @@ AT_ONCE, AT_ONCE_EACH, AT_ONCE_CONNECTION = 4, 3, 2
 MOMENT_SECONDS = 0.1
 MESSAGE_SECONDS = 30.0
 """Seconds for a message to arrive."""
+PAUSE_SECONDS = 2.0
+"""After a message of a caller was refused for memory, until the next one begins to arrive. To receive messages that are
+refused takes the time of others."""
 MAX_RECEIVED, MAX_RECEIVED_EACH = 96 << 20, 32 << 20
 """Bytes of requests that are being handled, of all callers and of one; further ones wait before they are received. One
 caller exceeds its share by at most one message, and leaves room for others."""
@@ -76,6 +79,7 @@ class Arrivals:
         pending_each: calls of one caller whose message has not arrived.
         seconds: for a message to arrive.
         moment: seconds of these in which it keeps its place.
+        pause: seconds after a message of a caller was refused for memory, until the next one begins to arrive.
 
     """
 
@@ -86,6 +90,7 @@ class Arrivals:
         pending_each: int = PENDING_EACH,
         seconds: float = MESSAGE_SECONDS,
         moment: float = MOMENT_SECONDS,
+        pause: float = PAUSE_SECONDS,
     ) -> None:
         self.calls: set[ArrivingCall] = set()
         self.heard: Counter[str] = Counter()
@@ -95,10 +100,12 @@ class Arrivals:
         self._pending_each = pending_each
         self._seconds = seconds
         self._moment = moment
+        self._pause = pause
         self._handled = 0
         self._places = Places(AT_ONCE, AT_ONCE_EACH, AT_ONCE_CONNECTION, self._has_room)
         self._pending: Counter[str] = Counter()  # by caller
         self._received: Counter[str] = Counter()  # bytes by caller
+        self._paused: set[str] = set()  # callers
 
     @property
     def received(self) -> int:
@@ -130,10 +137,15 @@ class Arrivals:
 
     def _has_room(self, caller: str) -> bool:
         return (
-            self._received[caller] <= MAX_RECEIVED_EACH
+            caller not in self._paused
+            and self._received[caller] <= MAX_RECEIVED_EACH
             and self._handled < self._most_handled
             and self.received <= MAX_RECEIVED
         )
+
+    def _resume(self, caller: str) -> None:
+        self._paused.discard(caller)
+        self._places.give()
 
     async def _in_turn(self, context: Any, caller: str) -> Received:
         if self._pending[caller] >= self._pending_each or self._pending.total() >= PENDING:
@@ -165,6 +177,8 @@ class Arrivals:
                 left = self._seconds - self._moment
                 await asyncio.wait(ends, timeout=left, return_when=asyncio.FIRST_COMPLETED)
             if call.refused.done() and not reading.done():
+                self._paused.add(caller)
+                asyncio.get_running_loop().call_later(self._pause, self._resume, caller)
                 raise call.refused.result()
             if not reading.done():
                 self._limited.labels("late").inc()

@@ -240,7 +240,10 @@ class UnauthenticatedCalls:
 
     def __init__(self, answering: Answering, metrics: Metrics) -> None:
         self._answering = answering
-        self.arrivals = Arrivals(metrics, pending_each=PENDING_CALLS, seconds=MESSAGE_SECONDS, moment=MESSAGE_SECONDS)
+        # No pause: other callers of a host check the health of the server, too.
+        self.arrivals = Arrivals(
+            metrics, pending_each=PENDING_CALLS, seconds=MESSAGE_SECONDS, moment=MESSAGE_SECONDS, pause=0
+        )
 
     def serve(self, handler: "Handler") -> "Handler":
         """Returns a handler that receives each message in turn."""

@@ -20,7 +20,7 @@ from histospec.server.history.namespaces import look_alikes
 from histospec.server.observability.metrics import Metrics
 from histospec.server.rpc import wire
 from histospec.server.rpc.answering import SMALL_ANSWER, Answering
-from histospec.server.rpc.arrivals import caller
+from histospec.server.rpc.arrivals import PAUSE_SECONDS, caller
 from histospec.server.rpc.draft_stream import DraftStream
 from histospec.server.rpc.export import Exports
 from histospec.server.rpc.slices import SESSION_WORK, Pacer
@@ -64,6 +64,7 @@ class DraftService(pb_grpc.DraftServiceServicer):
         self.streams: set[DraftStream] = set()
         """The open Draft streams."""
         self._streams_of: Counter[str] = Counter()  # by caller
+        self._paused: dict[str, float] = {}  # by caller: until when new streams of it are not read
         self._draining = False
         self.shards: list[ShardAddress] = []
         self.name = ""
@@ -97,8 +98,14 @@ class DraftService(pb_grpc.DraftServiceServicer):
         self.streams.add(stream)
         self._streams_of[who] += 1
         try:
+            await asyncio.sleep(self._paused.get(who, 0.0) - time.monotonic())
             with self._metrics.streams.track_inprogress():
                 await stream.run()
+        except LimitExceeded:
+            now = time.monotonic()
+            self._paused = {paused: until for paused, until in self._paused.items() if until > now}
+            self._paused[who] = now + PAUSE_SECONDS
+            raise
         finally:
             # Sessions take memory until they are closed. Other streams must not be refused for it.
             stream.close().add_done_callback(lambda _: self._closed(stream, who))
