@@ -1,4 +1,4 @@
-"""Measures the steps of a worker, the calls of another caller, and the memory of the server, while callers attack the server.
+"""Measures steps of a worker, histories of another caller and memory of the server, while further callers attack it.
 
 The worker and another caller have a token of their own. Each attack runs in processes of its own as an idle task, as if
 it were on other machines, by turns with times without it. Prints a Markdown table.
