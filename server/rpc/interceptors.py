@@ -8,7 +8,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from itertools import chain
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 import grpc
 import grpc.aio
@@ -32,7 +32,7 @@ from histospec.server.observability.metrics import Metrics
 from histospec.server.observability.traces import Traces
 from histospec.server.rpc import encoded, specrl, wire
 from histospec.server.rpc.answering import Answering
-from histospec.server.rpc.arrivals import Arrivals, NoMessage, caller, sized
+from histospec.server.rpc.arrivals import READ_PACE, Arrivals, NoMessage, caller, sized
 from histospec.server.rpc.connections import peer_of
 from histospec.server.rpc.slices import unless_large
 from histospec.server.rpc.wire import unless_encoded
@@ -90,7 +90,9 @@ class Accounting(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # gener
         self._traces = traces
         self._answering = answering
         # Unary calls by the right that they need: those of one kind do not delay those of another.
-        self._arrivals: dict[Right, Arrivals] = {right: Arrivals(metrics) for right in get_args(Right)}
+        self._arrivals: dict[Right, Arrivals] = {
+            "read": Arrivals(metrics, pace=READ_PACE), "write": Arrivals(metrics), "admin": Arrivals(metrics)
+        }  # fmt: skip
         for method in chain.from_iterable(METHODS.values()):
             # An alert sees the first error only if the series was 0 before.
             metrics.rpc_errors.labels(method, grpc.StatusCode.INTERNAL.name)

@@ -9,7 +9,7 @@ from histospec.native import Engine
 from histospec.server.errors import LimitExceeded
 from histospec.server.history.counts import Counts
 from histospec.server.observability.metrics import Metrics
-from histospec.server.rpc.arrivals import MAX_RECEIVED, MAX_RECEIVED_EACH, Arrivals, Received
+from histospec.server.rpc.arrivals import LARGE, MAX_RECEIVED, MAX_RECEIVED_EACH, Arrivals, Received
 
 PAUSE = 0.5
 
@@ -79,6 +79,19 @@ async def test_a_caller_whose_requests_are_large_waits_and_others_do_not(arrival
     assert await begun(third) == [True]
     await over(mine, third)
     assert arrivals.received == 0
+
+
+@pytest.mark.asyncio
+async def test_a_caller_that_reads_pauses_after_a_large_request() -> None:
+    arrivals = Arrivals(Metrics(Engine(namespace_tokens=0), Counts()), pace=4 * LARGE)
+    large = Call(arrivals, "a", 1)
+    await begun()
+    large.arrive(2 * LARGE)
+    await large.end()
+    mine, other = Call(arrivals, "a", 1), Call(arrivals, "b", 2)
+    assert await begun(mine, other) == [False, True]
+    await asyncio.wait_for(mine.read_begun.wait(), 60)
+    await over(mine, other)
 
 
 @pytest.mark.asyncio
