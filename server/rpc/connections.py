@@ -38,18 +38,18 @@ class Connections:
         # keep all others busy.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="connections")
 
-    async def traffic(self, peers: Collection[str]) -> dict[str, Traffic]:
-        """Returns the traffic of those peers that are still connected."""
+    async def traffic(self, peers: Collection[str] | None = None) -> dict[str, Traffic]:
+        """Returns the traffic of those peers that are still connected, or of all."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._traffic, peers)
 
     async def hang_up(self, peers: Collection[str] | None = None) -> int:
         """Ends the connections of some peers, or of all: gRPC then ends their calls. Returns how many there were."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._hang_up, peers)
 
-    def _traffic(self, peers: Collection[str]) -> dict[str, Traffic]:
+    def _traffic(self, peers: Collection[str] | None) -> dict[str, Traffic]:
         found = {}
         for peer, connection in self._open():
-            if peer in peers:
+            if peers is None or peer in peers:
                 with suppress(OSError, struct.error):
                     info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_BYTES)
                     found[peer] = Traffic(*struct.unpack_from("QQ", info, ACKED_AND_RECEIVED))

@@ -131,48 +131,49 @@ class Governor:
         return _resident() - self._accounted()
 
     async def _settle(self, held: int) -> None:
-        """Finds out what the process holds without messages. Gives free memory back first if it may be much."""
-        holding = any(message.arrived >= PART for message in self._messages.values())
-        if holding or any(arrivals.received for arrivals in self._arrivals):
+        """Finds out what the process holds besides messages. Gives free memory back first if it may be much."""
+        if time.monotonic() - self._settled < SETTLE_SECONDS:
             return
-        if time.monotonic() - self._settled >= SETTLE_SECONDS:
-            self._settled = time.monotonic()
-            if MALLOC_TRIM is not None and held > self._most // 2:
-                await asyncio.to_thread(MALLOC_TRIM, 0)
-            self._base = self._held()
+        self._settled = time.monotonic()
+        if MALLOC_TRIM is not None and held > self._most // 2:
+            await asyncio.to_thread(MALLOC_TRIM, 0)
+        messages = sum(self._sizes().values()) + sum(arrivals.received for arrivals in self._arrivals)
+        self._base = self._held() - COPIES * messages
 
     async def _look(self) -> None:
         """Updates the messages by what their connections have received."""
-        unary: list[Any] = [call for arrivals in self._arrivals for call in arrivals.calls]
         heard: Counter[str] = Counter()
+        awaited: dict[Any, int] = {}
         for arrivals in self._arrivals:
             heard += arrivals.heard
             arrivals.heard.clear()
-        awaited = {stream: number for stream in self._streams if (number := stream.awaited()) is not None}
-        traffic = await self._connections.traffic({call.peer for call in (*unary, *awaited)})
-        received = {peer: counted.received for peer, counted in traffic.items()}
+            awaited |= dict.fromkeys(arrivals.calls, 0)
+        awaited |= {stream: number for stream in self._streams if (number := stream.awaited()) is not None}
+        received = {peer: counted.received for peer, counted in (await self._connections.traffic()).items()}
         messages: dict[Any, _Message] = {}
-        for call in unary:
-            if call.peer in received:
-                messages[call] = self._message(call, 0, received[call.peer], received[call.peer])
-        for stream, number in awaited.items():
-            if stream.peer in received and stream.awaited() == number:
-                before, now = self._received.get(stream.peer, 0), received[stream.peer]
-                message = self._message(stream, number, before, now)
-                if others := heard[stream.peer]:
-                    # A client has its stream on the same connection as its other calls. What these received is not
-                    # part of the stream's message.
-                    begin = min(now, message.begin + others)
-                    message = message._replace(begin=begin, since=time.monotonic())
-                messages[stream] = message
+        for call, number in awaited.items():
+            if call.peer not in received or (call in self._streams and call.awaited() != number):
+                continue
+            now, others = received[call.peer], heard[call.peer]
+            message = self._messages.get(call)
+            if message is None or message.number != number:
+                before = self._received.get(call.peer, 0)
+                message = _Message(number, before, now, False, time.monotonic())
+            else:
+                message = message._replace(end=now, stalled=now - message.end < GROWTH)
+            if others:
+                # A client has its stream on the same connection as its other calls. Messages that have arrived are no
+                # part of this one.
+                message = message._replace(begin=min(now, message.begin + others), since=time.monotonic())
+            messages[call] = message
         self._messages, self._received = messages, received
 
-    def _message(self, call: Any, number: int, before: int, now: int) -> _Message:
-        """Returns a message whose connection has received `now` bytes, and had received `before` if it is new."""
-        old = self._messages.get(call)
-        if old is None or old.number != number:
-            return _Message(number, before, now, False, time.monotonic())
-        return old._replace(end=now, stalled=now - old.end < GROWTH)
+    def _sizes(self) -> dict[str, int]:
+        """Returns, by peer, the bytes of messages that have arrived in part. The calls of a connection share them."""
+        sizes: dict[str, int] = {}
+        for call, message in self._messages.items():
+            sizes[call.peer] = max(sizes.get(call.peer, 0), message.arrived)
+        return sizes
 
     def _refuse_late(self) -> None:
         for call, message in self._messages.items():
@@ -185,8 +186,7 @@ class Governor:
         by_peer: dict[str, list[Any]] = {}
         for call in self._messages:
             by_peer.setdefault(call.peer, []).append(call)
-        # The calls of a connection share what it received.
-        sizes = {peer: max(self._messages[call].arrived for call in calls) for peer, calls in by_peer.items()}
+        sizes = self._sizes()
         stalled = {peer: all(self._messages[call].stalled for call in calls) for peer, calls in by_peer.items()}
         left, refused = sum(sizes.values()), 0
         for peer in sorted(by_peer, key=lambda peer: (stalled[peer], sizes[peer]), reverse=True):

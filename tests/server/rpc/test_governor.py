@@ -16,6 +16,7 @@ from histospec.server.rpc.governor import COPIES, GROWTH, PART, Governor
 
 MIB = 1 << 20
 LARGEST = 64 * MIB
+EARLIER = 1000 * MIB  # that each connection received before, in other messages
 
 
 class Kernel(Connections):
@@ -26,9 +27,9 @@ class Kernel(Connections):
         self.received: dict[str, int] = {}
         self.asked = 0
 
-    async def traffic(self, peers: Collection[str]) -> dict[str, Traffic]:
+    async def traffic(self, peers: Collection[str] | None = None) -> dict[str, Traffic]:
         self.asked += 1
-        return {peer: Traffic(0, received) for peer, received in self.received.items() if peer in peers}
+        return {peer: Traffic(0, received) for peer, received in self.received.items()}
 
     async def looks(self, number: int) -> None:
         """Waits until the governor has looked so many times."""
@@ -75,14 +76,15 @@ async def arrive(messages: list[Arrival], held: int, seconds: float = 1000) -> t
     kernel, memory = Kernel(), Memory()
     metrics = Metrics(Engine(namespace_tokens=0), Counts())
     arrivals = Arrivals(metrics)
-    arrivals.calls |= {message.call for message in messages if isinstance(message.call, ArrivingCall)}
-    streams = {message.call for message in messages if isinstance(message.call, Stream)}
+    streams: set[Stream] = set()
     governor = Governor(kernel, streams, [arrivals], memory.accounted, LARGEST, metrics, seconds)
-    kernel.received = {message.call.peer: 1000 for message in messages}
+    kernel.received = {message.call.peer: EARLIER for message in messages}
     watching = asyncio.ensure_future(governor.run())
     try:
         memory.messages = COPIES * LARGEST // 2 + 8 * MIB  # it looks at the connections from here on
         await kernel.looks(2)
+        arrivals.calls |= {message.call for message in messages if isinstance(message.call, ArrivingCall)}
+        streams |= {message.call for message in messages if isinstance(message.call, Stream)}
         for message in messages:
             kernel.received[message.call.peer] += message.size - 10 * GROWTH
         await kernel.looks(2)
