@@ -71,19 +71,18 @@ class Connections:
             return
         for number in numbers:
             try:
-                # A duplicate stays open while it is used, and closing it leaves gRPC's descriptor open.
-                copy = os.dup(int(number))
+                # No duplicate: to close one of a file would release SQLite's locks on it, which belong to the process.
+                connection = socket.socket(fileno=int(number))
             except OSError:
-                continue  # closed meanwhile
+                continue  # not a socket, or closed meanwhile
             try:
-                connection = socket.socket(fileno=copy)
-            except OSError:
-                os.close(copy)
-                continue  # not a socket
-            with connection, suppress(OSError):
                 if connection.family in (socket.AF_INET, socket.AF_INET6) and connection.getsockname()[1] == self.port:
                     host, port = connection.getpeername()[:2]
                     yield f"{host.removeprefix(MAPPED)}:{port}", connection
+            except OSError:
+                pass  # closed meanwhile
+            finally:
+                connection.detach()  # it stays gRPC's
 
 
 def peer_of(text: str) -> str:
