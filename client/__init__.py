@@ -29,6 +29,7 @@ from histospec.client.errors import (
     ServerError,
     Unavailable,
     UnknownSession,
+    WrongLoop,
 )
 from histospec.client.sync import DraftClient
 from histospec.client.values import (
@@ -69,6 +70,7 @@ __all__ = [
     "Tls",
     "Unavailable",
     "UnknownSession",
+    "WrongLoop",
     "__version__",
 ]
 

@@ -24,7 +24,8 @@ from histospec.client.values import Draft, Inspection, LengthPrediction, Respons
 class AsyncDraftClient:
     """A client of the draft server for asyncio. It has the methods of `DraftClient`, as coroutines.
 
-    All calls must come from one event loop. Arguments, environment and errors are those of `DraftClient`.
+    All calls must come from one event loop, that of the first call; from another one they raise WrongLoop. Arguments,
+    environment and all other errors are those of `DraftClient`. A call may be cancelled; the client remains usable.
     """
 
     @same_as(DraftClient.__init__)
@@ -40,6 +41,7 @@ class AsyncDraftClient:
     @same_as(DraftClient.open)
     async def open(self, *args: Any, **kwargs: Any) -> list[int]:
         """See `DraftClient.open`."""
+        self._streams.join()
         return self._core.open(*args, **kwargs)
 
     @same_as(DraftClient.step)
@@ -50,15 +52,21 @@ class AsyncDraftClient:
     @same_as(DraftClient.send)
     async def send(self, *args: Any, **kwargs: Any) -> Pending:
         """See `DraftClient.send`."""
+        self._streams.join()
         pending = self._core.send(*args, **kwargs)
         if pending.touched:
             self._streams.kick(pending.touched)
-            await asyncio.sleep(0)
+            try:
+                await asyncio.sleep(0)
+            except asyncio.CancelledError:
+                self._core.abandon(pending)
+                raise
         return pending
 
     async def receive(self, pending: Pending) -> list[Draft]:
         """See `DraftClient.receive`."""
         quiet_grpc.refuse_after_fork()
+        self._streams.join()
         arguments.instance("pending", pending, Pending, "give what send returned, awaited")
         try:
             await self._waiting.until(lambda: pending.done, max(GRACE, pending.deadline - time.monotonic()))
@@ -70,10 +78,12 @@ class AsyncDraftClient:
     @same_as(DraftClient.finish)
     async def finish(self, *args: Any, **kwargs: Any) -> None:
         """See `DraftClient.finish`."""
+        self._streams.join()
         self._core.finish(*args, **kwargs)
 
     async def flush(self, timeout: float | None = None) -> None:
         """See `DraftClient.flush`."""
+        self._streams.join()
         until = time.monotonic() + self._core.flush_seconds(timeout)
         while touched := self._core.flush():
             self._streams.kick(touched)
@@ -150,10 +160,11 @@ class AsyncDraftClient:
         """See `DraftClient.shutdown`."""
         if quiet_grpc.forked():
             return
+        if not self._connections.lost():
+            await self.flush(self.config.timeouts.shutdown)
+            self._core.report_losses()
+            await self._connections.end()
         self._dropped.detach()
-        await self.flush(self.config.timeouts.shutdown)
-        self._core.report_losses()
-        await self._connections.end()
 
     async def close(self, *args: Any, **kwargs: Any) -> None:
         """See `DraftClient.close`."""

@@ -44,6 +44,9 @@ LONGEST_DEADLINE = 60.0
 """Seconds. A worker waits this long if the server hangs. A larger value is a mistake, such as milliseconds."""
 MAX_ENDPOINT = 1 << 20
 """The most characters of an endpoint, enough for thousands of shards."""
+LONGEST_ADDRESS = 300
+"""The most characters of one address that a server names; a name of DNS has 253."""
+_ADDRESS = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^\s:/?#@\[\]]+):[0-9]{1,5}")
 
 
 def _checked(check: Callable[..., T], *values: Any) -> T:
@@ -307,16 +310,12 @@ def _endpoints(text: str) -> tuple[Endpoint, ...]:
     endpoints = []
     for part in filter(None, map(str.strip, text.split(","))):
         name, equals, address = part.rpartition("=")
-        if (
-            "@" in name
-            or not re.fullmatch(r"(\[[0-9a-fA-F:.]+\]|[^\s:/?#@\[\]]+):[0-9]{1,5}", address)
-            or (equals and not name)
-        ):
+        if "@" in name or not _ADDRESS.fullmatch(address) or (equals and not name):
             what = arguments.shown(part)
             raise ConfigurationError(f"endpoint: {what} is not of the form host:port or name=host:port")
         if wrong := white_space(name):
             raise ConfigurationError(f"endpoint: the shard name {wrong}")
-        if not 0 < int(address.rpartition(":")[2]) < 1 << 16:
+        if not _is_port(address):
             raise ConfigurationError(f"endpoint: the port of {arguments.shown(part)} is outside [1, 65535]")
         endpoints.append(Endpoint(name or address, address))
     if not endpoints:
@@ -324,6 +323,15 @@ def _endpoints(text: str) -> tuple[Endpoint, ...]:
     if len({e.name for e in endpoints}) < len(endpoints):
         raise ConfigurationError(f"endpoint: a shard is named twice in {arguments.shown(text)}")
     return tuple(endpoints)
+
+
+def is_address(text: str) -> bool:
+    """Returns whether a text is an address of TCP: host:port or [v6]:port."""
+    return len(text) <= LONGEST_ADDRESS and _ADDRESS.fullmatch(text) is not None and _is_port(text)
+
+
+def _is_port(address: str) -> bool:
+    return 0 < int(address.rpartition(":")[2]) < 1 << 16
 
 
 def _read(name: str, path: str | os.PathLike[str]) -> bytes:

@@ -5,6 +5,7 @@
     HistoSpecError
     ├── ConfigurationError   a setting is missing or malformed: endpoint, namespace, an address (ValueError)
     ├── InvalidRequest       the server refused an argument that passed the client's own checks (ValueError)
+    ├── WrongLoop            an asyncio client is used on another event loop than before (RuntimeError)
     ├── UnknownSession       this client never opened the session, or has closed it (KeyError)
     ├── PermissionDenied     the token is missing, wrong, or bound to another namespace (PermissionError)
     ├── LimitExceeded        the request exceeds a limit of the server
@@ -29,6 +30,10 @@ class ConfigurationError(HistoSpecError, ValueError):
 
 class InvalidRequest(HistoSpecError, ValueError):  # noqa: N818 - named as gRPC and the server name it
     """The server refused an argument; a retry of the same call fails again."""
+
+
+class WrongLoop(HistoSpecError, RuntimeError):  # noqa: N818
+    """An asyncio client belongs to the event loop of its first call, and was used on another one."""
 
 
 class UnknownSession(HistoSpecError, KeyError):  # noqa: N818

@@ -49,6 +49,10 @@ class DraftClient:
     A client that is garbage-collected without `shutdown` closes its connections, and loses responses that the server
     has not acknowledged.
 
+    KeyboardInterrupt (Ctrl-C, or Jupyter's "interrupt the kernel") may end any method. The client then remains usable:
+    `open`, `send`, `step` and `finish` have taken effect as a whole or not at all, and the next call connects again if
+    the interrupt ended work on a connection. After an interrupted `shutdown`, call it again.
+
     Args:
         endpoint: addresses of the shards, "host:6378,host2:6378", or with stable names, "a=host:6378,b=host2:6378"; or
             "discover://name:6378", to find the shards behind this name and those that they know, and to follow their
@@ -85,6 +89,7 @@ class DraftClient:
         self._pump = Pump()
         self._core = Core(self.config, self._pump.wake)
         self._streams = Streams(self._core)
+        self._pump.give_up = self._streams.give_up_loop
         self._connections = BlockingConnections(self._core, self._streams, self._pump)
         self._dropped = weakref.finalize(self, self._connections.dropped)
         self._dropped.atexit = False  # type: ignore[misc]  # the end of the process closes the connections
@@ -109,7 +114,14 @@ class DraftClient:
         Raises:
             ValueError: an argument is malformed; no session was opened.
         """
-        return self._core.open(*args, **kwargs)
+        sessions = self._core.prepare(*args, **kwargs)
+        numbers = [session.number for session in sessions]
+        try:
+            self._core.begin(sessions)
+            return numbers
+        except BaseException:  # an interrupt: the caller will not learn the numbers
+            self._core.take_back(sessions)
+            raise
 
     @same_as(Core.send)
     def step(self, *args: Any, **kwargs: Any) -> list[Draft]:
@@ -401,12 +413,11 @@ class DraftClient:
         """
         if quiet_grpc.forked():  # the connections belong to the parent
             return
-        if not self._connections.begin_end():
-            return
-        self._dropped.detach()
-        self.flush(self.config.timeouts.shutdown)
-        self._core.report_losses()
+        if self._connections.begin_end():
+            self.flush(self.config.timeouts.shutdown)
+            self._core.report_losses()
         self._connections.end()
+        self._dropped.detach()
 
     def close(self, *args: Any, **kwargs: Any) -> None:
         """Calls `shutdown` without arguments, and `finish` with arguments."""

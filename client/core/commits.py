@@ -10,7 +10,9 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
+from histospec.client import arguments
 from histospec.client.config import Limits
 from histospec.client.core.outage_log import Losses
 from histospec.client.core.session import Session
@@ -45,6 +47,32 @@ class Commit:
     def bytes(self) -> int:
         """Its bytes in memory, and approximately on the wire."""
         return self.session.bytes + len(self.logprobs) + len(self.alternatives)
+
+
+def finished(
+    sessions: Sequence[Session],
+    epochs: int | Sequence[int | None] | None,
+    rewards: float | Sequence[float | None] | None,
+    logprobs: Sequence[Any] | None,
+    changes: int | Sequence[int] | None,
+    alternatives: Sequence[bytes | None] | None,
+) -> list[Commit]:
+    """Returns the responses of sessions that end, from the arguments of `DraftClient.finish`. Raises ValueError."""
+    count = len(sessions)
+    epoch = [arguments.epoch_number(name, v) for name, v in arguments.each("epochs", epochs, count)]
+    change = [arguments.change_count(name, v) for name, v in arguments.each("changes", changes, count)]
+    reward = [arguments.reward_number(name, v) for name, v in arguments.each("rewards", rewards, count)]
+    given = arguments.for_each("logprobs", logprobs, arguments.LOGPROBS, "sessions", count)
+    scores = [
+        arguments.float_bytes(f"logprobs[{i}]", score, session.length)
+        for i, (score, session) in enumerate(zip(given, sessions, strict=True))
+    ]
+    packed = arguments.for_each("alternatives", alternatives, arguments.ALTERNATIVES, "sessions", count)
+    others = [
+        arguments.alternative_bytes(f"alternatives[{i}]", some, session.length)
+        for i, (some, session) in enumerate(zip(packed, sessions, strict=True))
+    ]
+    return [Commit(*one) for one in zip(sessions, epoch, reward, scores, change, others, strict=True)]
 
 
 @dataclass(eq=False)
@@ -120,6 +148,7 @@ class Commits:
         self._number = 0
         self._bytes = 0
         self._queues: dict[str, CommitQueue] = {}
+        self._kept: dict[int, Commit] = {}  # by session: all that wait, whether they were sent or not
 
     def queue(self, name: str) -> CommitQueue:
         """Returns the queue of a shard, which continues an earlier one of this name."""
@@ -134,6 +163,7 @@ class Commits:
         """Adds a response. While too many wait, drops the oldest of the queue furthest over its share."""
         self._number += 1
         commit.number = self._number
+        self._kept[commit.session.number] = commit
         self._enter(queue, commit)
         queue.add(commit)
         while (over := self._over()) is not None:
@@ -154,7 +184,7 @@ class Commits:
         queue.acknowledge(commits)
         self._stats.commits += len(commits)
         for commit in commits:
-            self._leave(commit)
+            self._let_go(commit)
 
     def again(self, commits: Iterable[Commit]) -> None:
         """Puts these last again, or drops them after MAX_ATTEMPTS: the server did not know their sessions."""
@@ -184,13 +214,36 @@ class Commits:
 
     def drop(self, commit: Commit, reason: str) -> None:
         """Drops a response that was kept, for a reason."""
-        self.refuse(self._leave(commit), commit, reason)
+        self.refuse(self._let_go(commit), commit, reason)
 
     def refuse(self, queue: CommitQueue, commit: Commit, reason: str) -> None:
         """Counts a response as dropped that was never kept, for a reason."""
         self._stats.dropped_commits += 1
         queue.stats.dropped += 1
         self.losses.note(queue.name, commit.session.length, reason)
+
+    def recount(self, ended: Iterable[Commit]) -> None:
+        """Lets every kept response wait again, after an interrupt in the middle of anything; and these, which it ended.
+
+        May be called again.
+        """
+        for queue in self._queues.values():
+            queue.waiting.clear()
+            queue.forget_fresh()
+            queue.stats.pending = queue.stats.pending_bytes = 0
+        self.pending = self._bytes = 0
+        kept = sorted(self._kept.values(), key=lambda c: c.number)
+        for commit in kept:
+            queue = self._owner_of(commit.session)
+            self._enter(queue, commit)
+            queue.waiting.append(commit)
+        for commit in ended:
+            if commit.session.number not in self._kept:
+                self.keep(self._owner_of(commit.session), commit)
+
+    def _let_go(self, commit: Commit) -> CommitQueue:
+        self._kept.pop(commit.session.number, None)
+        return self._leave(commit)
 
     def _owner(self, commit: Commit) -> CommitQueue:
         owner = self._owner_of(commit.session)

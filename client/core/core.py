@@ -5,31 +5,40 @@ Both clients (`aio.py` for asyncio, `sync.py` for threads) drive this one object
 thread-safe: every public method takes the one lock, for microseconds.
 
 A step enters it twice: `send`, and `reply` with the response. `collect` takes the lock only for a late step.
+
+A signal handler may raise KeyboardInterrupt between any two bytecodes of the main thread, so also in the middle of a
+change. The next method that takes the lock then mends the state. What is true is kept such that an interrupt cannot
+damage it: the open sessions with their tokens, and the finished responses. All the rest follows from that: streams end,
+sessions open again on the next ones, and responses that the server has not acknowledged are sent again.
 """
 
 from __future__ import annotations  # so that help() names types as they are written here
 
 import contextlib
+import itertools
 import logging
 import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
-from typing import Any
+from functools import partial, wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import grpc
+import numpy as np
+from numpy.typing import NDArray
 
 from histospec.client import arguments, quiet_grpc
 from histospec.client.config import DISCOVER, Config, Endpoint
-from histospec.client.core.commits import Commit, Commits
+from histospec.client.core.commits import Commit, Commits, finished
 from histospec.client.core.message_limits import ServerLimits
 from histospec.client.core.outage_log import Outage
-from histospec.client.core.session import Session, find
+from histospec.client.core.session import Appending, Session, find, prepare
 from histospec.client.core.shard import Membership, Pending, Shard, Shared
-from histospec.client.core.step import Budget, StepInput, report_counts
+from histospec.client.core.step import Budget, GarbledReply, StepInput, report_counts
 from histospec.client.core.stream_state import StreamState
+from histospec.client.errors import HistoSpecError
 from histospec.client.recorder import recorder
 from histospec.client.values import Draft, Stats, Tokens
 from histospec.protocol.costs import DEFAULT_VERIFY_COST
@@ -37,13 +46,39 @@ from histospec.v1 import draft_pb2 as pb
 
 log = logging.getLogger("histospec.client")
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def _locked(method: Callable[Concatenate[Core, P], T]) -> Callable[Concatenate[Core, P], T]:
+    """Runs a method of the core under its lock, after mending what an interrupt has left in the middle; then logs."""
+
+    @wraps(method)
+    def locked(self: Core, *args: P.args, **kwargs: P.kwargs) -> T:
+        quiet_grpc.refuse_after_fork()  # first: in a forked process a thread of the parent may hold the lock for ever
+        with self._lock:
+            if self._interrupted:
+                self._mend()
+            self._interrupted = True
+            try:
+                result = method(self, *args, **kwargs)
+            except (ValueError, TypeError, HistoSpecError, GarbledReply):  # the method's own, not of a signal handler
+                self._interrupted = False
+                raise
+            self._interrupted = False
+        if self._shared.log_lines:
+            self._write_log()
+        return result
+
+    return locked  # type: ignore[return-value]  # `wraps` names the first argument
+
 
 class Core:
     """The state of a client.
 
     Args:
         config: the configuration.
-        changed: called, without the lock, whenever something has arrived or a stream has ended.
+        changed: called by the transport, without the lock, after it has told the core of an arrival or an end.
         clock: returns seconds that never decrease.
     """
 
@@ -61,12 +96,17 @@ class Core:
         """Logs why a shard does not answer: `log_outage`, or a function that finds out more first. Does not wait."""
         self._sessions: dict[int, Session] = {}
         self._owners: dict[int, Shard] = {}  # the shard that owns the problem of each session
-        self._next = 1
+        self._numbers = itertools.count(1)
+        self._appending = Appending()
+        self._ending: tuple[list[Session], list[Commit]] = [], []
+        """The sessions that `finish` is ending, and the responses of these that it is going to keep."""
         self._stats = Stats()
         self._commits = Commits(config.limits, self._stats, lambda session: self._owner(session).queue)
         self._shared = Shared(config, self._stats, self._sessions, self._commits, lambda shard: self.explain(shard))
         self._members = Membership(self._shared)
         self._lock = threading.Lock()
+        self._interrupted = False
+        """Whether a method has begun to change the state and did not end."""
 
     @property
     def closed(self) -> bool:
@@ -115,23 +155,24 @@ class Core:
     def _owner(self, session: Session) -> Shard:
         return self._members.owner(session.prompt, session.problem)
 
+    @_locked
     def update(self, endpoints: Sequence[Endpoint]) -> None:
         """Replaces the shards. Sessions and responses whose problem moves go to its new owner."""
-        with self._lock:
-            first = self.shards[0]
-            for shard in self._members.update(endpoints):
-                shard.lose_stream()
-            for session in self._sessions.values():
-                former, owner = self._owners[session.number], self._owner(session)
-                if owner is not former:
-                    former.forget(session)
-                    self._owners[session.number] = owner
-                    owner.open(session)  # it begins to read the history
-            self._commits.move()
-            if first.contact.lost and not first.endpoint.address:
-                for shard in self.shards:
-                    shard.contact = first.contact.handed_on()
-        log.info("HistoSpec: shards: %s", ", ".join(f"{e.name} at {e.address}" for e in endpoints))
+        first = self.shards[0]
+        for shard in self._members.update(endpoints):
+            shard.lose_stream()
+        for session in self._sessions.values():
+            former, owner = self._owners[session.number], self._owner(session)
+            if owner is not former:
+                former.forget(session)
+                self._owners[session.number] = owner
+                owner.open(session)  # it begins to read the history
+        self._commits.move()
+        if first.contact.lost and not first.endpoint.address:
+            for shard in self.shards:
+                shard.contact = first.contact.handed_on()
+        named = ", ".join(f"{e.name} at {e.address}" for e in endpoints)
+        self._shared.log_lines.append(partial(log.info, "HistoSpec: shards: %s", named))
 
     def looked(self) -> None:
         """Notes that the client has looked for shards. If it found any, it called `update` before."""
@@ -142,18 +183,18 @@ class Core:
 
     # ---- lines in the log about shards ----------------------------------------------------------------------------
 
+    @_locked
     def answered(self, shard: Shard) -> None:
         """Notes that a shard has answered a call outside its stream; the caller logs it."""
-        with self._lock:
-            shard.contact.answered()
+        shard.contact.answered()
 
+    @_locked
     def unreachable(self, shard: Shard, code: grpc.StatusCode, details: str) -> None:
         """Notes that a shard, asked outside its stream, does not answer or refuses this client."""
-        with self._lock:
-            if not self.closed:
-                shard.unreachable(code, details, self._clock())
-        self._write_log()
+        if not self.closed:
+            shard.unreachable(code, details, self._clock())
 
+    @_locked
     def log_outage(self, shard: Shard, outage: Outage | None = None) -> None:
         """Logs why a shard does not answer, unless it answers by now.
 
@@ -161,12 +202,11 @@ class Core:
             shard: the shard.
             outage: the reason; None: the status that gRPC reported.
         """
-        with self._lock:
-            contact = shard.contact
-            if not contact.lost or self.closed:
-                return
+        contact = shard.contact
+        if contact.lost and not self.closed:
             contact.mark_logged()
-        log.warning("%s", outage or Outage.by_status(shard.where, contact.code, contact.details))
+            line = outage or Outage.by_status(shard.where, contact.code, contact.details)
+            self._shared.log_lines.append(partial(log.warning, "%s", line))
 
     def _write_log(self) -> None:
         """Logs the lines that wait, without the lock."""
@@ -185,28 +225,29 @@ class Core:
         seeds: Sequence[int | None] | None = None,
     ) -> list[int]:
         """See `DraftClient.open`."""
-        quiet_grpc.refuse_after_fork()  # first: in a forked process a thread of the parent may hold the lock for ever
-        arguments.listed("prompts", prompts, arguments.PROMPTS)
-        each = partial(arguments.for_each, other="prompts", size=len(prompts))
-        given = each("problems", problems, arguments.PROBLEMS)
-        pieces = each("generated", [()] * len(prompts) if generated is None else generated, arguments.TOKEN_LISTS)
-        numbers = each("seeds", seeds, arguments.SEEDS)
-        texts = [arguments.token_bytes(f"prompts[{i}]", p, empty=False) for i, p in enumerate(prompts)]
-        names = [arguments.problem_name(f"problems[{i}]", p) for i, p in enumerate(given)]
-        begun = [arguments.token_bytes(f"generated[{i}]", g) for i, g in enumerate(pieces)]
-        drawn = arguments.seed_numbers("seeds", numbers)
-        with self._lock:
-            opened = []
-            for prompt, problem, text, seed in zip(texts, names, begun, drawn, strict=True):
-                shard = self.shard_of(prompt, problem)
-                session = Session(self._next, prompt, problem, text, seed)
-                self._next += 1
-                self._sessions[session.number] = session
-                self._owners[session.number] = shard
-                shard.open(session)
-                opened.append(session.number)
-            return opened
+        sessions = self.prepare(prompts, problems, generated, seeds)
+        self.begin(sessions)
+        return [session.number for session in sessions]
 
+    def prepare(self, *args: Any, **kwargs: Any) -> list[Session]:
+        """Returns sessions for the arguments of `open`; `begin` opens them. Raises ValueError."""
+        quiet_grpc.refuse_after_fork()
+        return prepare(self._numbers, *args, **kwargs)
+
+    @_locked
+    def begin(self, sessions: Sequence[Session]) -> None:
+        """Opens sessions that `prepare` returned."""
+        self._sessions.update({session.number: session for session in sessions})
+        for session in sessions:
+            shard = self._owners[session.number] = self._owner(session)
+            shard.open(session)
+
+    @_locked
+    def take_back(self, sessions: Sequence[Session]) -> None:
+        """Closes sessions whose `begin` an interrupt has ended: no caller knows them."""
+        self._end(sessions, ())
+
+    @_locked
     def finish(
         self,
         sessions: Sequence[int],
@@ -218,42 +259,58 @@ class Core:
         alternatives: Sequence[bytes | None] | None = None,
     ) -> None:
         """See `DraftClient.finish`."""
-        quiet_grpc.refuse_after_fork()
         arguments.listed("sessions", sessions, arguments.SESSIONS)
         arguments.flag("commit", commit)
-        count = len(sessions)
-        with self._lock:
-            chosen = find(self._sessions, sessions)
-            epoch = [arguments.epoch_number(name, v) for name, v in arguments.each("epochs", epochs, count)]
-            change = [arguments.change_count(name, v) for name, v in arguments.each("changes", changes, count)]
-            reward = [arguments.reward_number(name, v) for name, v in arguments.each("rewards", rewards, count)]
-            given = arguments.for_each("logprobs", logprobs, arguments.LOGPROBS, "sessions", count)
-            scores = [
-                arguments.float_bytes(f"logprobs[{i}]", score, session.length)
-                for i, (score, session) in enumerate(zip(given, chosen, strict=True))
-            ]
-            packed = arguments.for_each("alternatives", alternatives, arguments.ALTERNATIVES, "sessions", count)
-            others = [
-                arguments.alternative_bytes(f"alternatives[{i}]", some, session.length)
-                for i, (some, session) in enumerate(zip(packed, chosen, strict=True))
-            ]
-            for i, session in enumerate(chosen):
-                del self._sessions[session.number]
-                shard = self._owners.pop(session.number)
-                if not (commit and session.generated):
-                    shard.forget(session)
-                    continue
-                if self.recorder is not None:
-                    self.recorder.keep(
-                        session.prompt,
-                        session.generated,
-                        problem=session.problem,
-                        epoch=epoch[i],
-                        changes=change[i],
-                        seed=session.seed,
-                        reward=reward[i],
-                    )
-                shard.commit(Commit(session, epoch[i], reward[i], scores[i], change[i], others[i]))
+        chosen = find(self._sessions, sessions)
+        responses = finished(chosen, epochs, rewards, logprobs, changes, alternatives)
+        commits = [c for c in responses if commit and c.session.generated]
+        self._ending = chosen, [c for c in commits if not c.session.refused]
+        if self.recorder is not None:
+            for c in commits:
+                self.recorder.keep(
+                    c.session.prompt,
+                    c.session.generated,
+                    problem=c.session.problem,
+                    epoch=c.epoch,
+                    changes=c.changes,
+                    seed=c.session.seed,
+                    reward=c.reward,
+                )
+        self._end(chosen, commits)
+        self._ending = [], []
+
+    def _end(self, sessions: Sequence[Session], commits: Sequence[Commit]) -> None:
+        kept = {c.session.number: c for c in commits}
+        for session in sessions:
+            shard = self._owners.pop(session.number, None)
+            if self._sessions.pop(session.number, None) is None or shard is None:
+                continue
+            if (c := kept.get(session.number)) is None:
+                shard.forget(session)
+            else:
+                shard.commit(c)
+
+    def _mend(self) -> None:
+        """Makes the state whole again after an interrupt in the middle of any change. May be interrupted itself."""
+        self._appending.complete()
+        sessions, commits = self._ending
+        for session in sessions:
+            self._sessions.pop(session.number, None)
+        for shard in self.shards + self._members.known_leaving:
+            shard.renew()
+        self._commits.recount(commits)
+        self._ending = [], []
+        self._owners.clear()
+        for session in self._sessions.values():
+            shard = self._owners[session.number] = self._owner(session)
+            if not session.opened:
+                shard.open(session)
+
+    @_locked
+    def lose_streams(self) -> None:
+        """Ends all streams: an interrupt has ended the loop that carried their messages."""
+        for shard in self.shards + self._members.leaving:
+            shard.lose_stream()
 
     # ---- steps ----------------------------------------------------------------------------------------------------
 
@@ -269,29 +326,31 @@ class Core:
         model_accepted: Sequence[int] | None = None,
     ) -> Pending:
         """See `DraftClient.send`. Leaves a message for every shard that may be asked."""
-        quiet_grpc.refuse_after_fork()
         arguments.listed("sessions", sessions, arguments.SESSIONS)
         arguments.listed("new_tokens", new_tokens, arguments.TOKEN_LISTS)
         arguments.same_length("new_tokens", new_tokens, "sessions", len(sessions))
         budget = Budget(max_tokens, verify_cost).check()
         counts = report_counts(verified, model_drafted, model_accepted, len(sessions))
         flat, lengths = arguments.batch_bytes("new_tokens", new_tokens)
-        with self._lock:
-            chosen = find(self._sessions, sessions)
-            step_input = StepInput(chosen, [s.length for s in chosen], lengths, flat, counts)
-            start = 0
-            for session, length in zip(chosen, lengths, strict=True):
-                end = start + 4 * length
-                session.generated += flat[start:end]
-                session.length += length
-                start = end
-            now = self._clock()
-            self._commits.losses.report()
-            self._lose_silent(now)
-            pending = Pending(len(chosen), now + self.config.timeouts.step)
-            for shard, rows in self._split(chosen):
-                shard.ask(step_input, rows, budget, now, pending)
-        self._write_log()
+        return self._send(sessions, flat, lengths, counts, budget)
+
+    @_locked
+    def _send(
+        self,
+        sessions: Sequence[int],
+        flat: bytes,
+        lengths: list[int],
+        counts: NDArray[np.int32] | None,
+        budget: Budget,
+    ) -> Pending:
+        chosen = find(self._sessions, sessions)
+        step_input = StepInput(chosen, self._appending.append(chosen, lengths, flat), lengths, flat, counts)
+        now = self._clock()
+        self._commits.losses.report()
+        self._lose_silent(now)
+        pending = Pending(len(chosen), now + self.config.timeouts.step)
+        for shard, rows in self._split(chosen):
+            shard.ask(step_input, rows, budget, now, pending)
         return pending
 
     def _split(self, chosen: list[Session]) -> Iterator[tuple[Shard, Sequence[int]]]:
@@ -309,19 +368,21 @@ class Core:
     def collect(self, pending: Pending) -> list[Draft]:
         """Returns the drafts that have arrived, and empty ones for the others. Stops waiting for those."""
         if not pending.done:
-            with self._lock:
-                for shard, part in pending.parts:
-                    if not part.done:
-                        shard.late(part, self._clock())
-            self._write_log()
+            self._late(pending)
         return pending.drafts()
 
+    @_locked
+    def _late(self, pending: Pending) -> None:
+        for shard, part in pending.parts:
+            if not part.done:
+                shard.late(part, self._clock())
+
+    @_locked
     def abandon(self, pending: Pending) -> None:
         """Drops a step whose caller was cancelled. This says nothing about the server."""
-        with self._lock:
-            for shard, part in pending.parts:
-                if shard.stream is not None:
-                    shard.stream.give_up(part)
+        for shard, part in pending.parts:
+            if shard.stream is not None:
+                shard.stream.give_up(part)
 
     def _lose_silent(self, now: float) -> None:
         """Gives up leaving shards that have fallen silent. They get no steps, so no late draft would show this."""
@@ -330,78 +391,69 @@ class Core:
 
     # ---- what waits to be sent ------------------------------------------------------------------------------------
 
+    @_locked
     def flush(self) -> list[Shard]:
         """Leaves a message for every shard that has opens or closes waiting and may be asked.
 
         Returns:
             Those shards, the healthy ones that owe an acknowledgement, and those that are still to be found.
         """
-        quiet_grpc.refuse_after_fork()
-        with self._lock:
-            now = self._clock()
-            self._commits.losses.report()
-            self._lose_silent(now)
-            touched = self._members.leaving
-            touched += [shard for shard in self.shards if shard.flush(now)]
+        now = self._clock()
+        self._commits.losses.report()
+        self._lose_silent(now)
+        touched = self._members.leaving
+        touched += [shard for shard in self.shards if shard.flush(now)]
         return touched
 
+    @_locked
     def settled(self, shards: Sequence[Shard]) -> bool:
         """Returns whether each of these shards has all messages and has acknowledged every commit, or is lost."""
-        with self._lock:
-            return all(shard.settled for shard in shards)
+        return all(shard.settled for shard in shards)
 
+    @_locked
     def overdue(self, shards: Sequence[Shard]) -> None:
         """Notes that a flush waited in vain for these shards."""
-        with self._lock:
-            for shard in shards:
-                shard.overdue(self._clock())
+        for shard in shards:
+            shard.overdue(self._clock())
 
+    @_locked
     def stats(self) -> Stats:
         """Returns a copy of the counters."""
-        quiet_grpc.refuse_after_fork()
-        with self._lock:
-            streams = [shard.stream for shard in self.shards + self._members.leaving if shard.stream]
-            return replace(
-                self._stats,
-                pending_commits=self._commits.pending,
-                reopened=self._stats.reopened + sum(stream.reopened for stream in streams),
-                breakers={s.name: s.state for s in self.shards},
-                shards=self._commits.by_shard(),
-                recorded=self.recorder.written if self.recorder else 0,
-                unrecorded=self.recorder.lost if self.recorder else 0,
-            )
+        streams = [shard.stream for shard in self.shards + self._members.leaving if shard.stream]
+        return replace(
+            self._stats,
+            pending_commits=self._commits.pending,
+            reopened=self._stats.reopened + sum(stream.reopened for stream in streams),
+            breakers={s.name: s.state for s in self.shards},
+            shards=self._commits.by_shard(),
+            recorded=self.recorder.written if self.recorder else 0,
+            unrecorded=self.recorder.lost if self.recorder else 0,
+        )
 
+    @_locked
     def report_losses(self) -> None:
         """Logs the dropped responses that are not logged yet, because the client ends."""
-        with self._lock:
-            self._commits.losses.report(all_of_them=True)
+        self._commits.losses.report(all_of_them=True)
 
     # ---- what the streams report ----------------------------------------------------------------------------------
 
+    @_locked
     def reply(self, shard: Shard, stream: StreamState, response: pb.DraftResponse) -> None:
         """Takes a response that has arrived.
 
         Raises:
             GarbledReply: the response contradicts itself or what was sent; end the stream.
         """
-        with self._lock:
-            if shard.stream is not stream:
-                return
+        if shard.stream is stream:
             shard.reply(stream, response, self._clock())
-        self._write_log()
-        self.changed()
 
+    @_locked
     def connected(self, shard: Shard, stream: StreamState, limits: ServerLimits) -> None:
         """Takes the limits of a shard that has just connected, before anything is written."""
-        with self._lock:
-            shard.connected(stream, limits, self._clock())
-        self.changed()
+        shard.connected(stream, limits, self._clock())
 
+    @_locked
     def end(self, shard: Shard, stream: StreamState, code: grpc.StatusCode, details: str) -> None:
         """Notes that a stream has ended, for any reason."""
-        with self._lock:
-            if shard.stream is not stream:
-                return
+        if shard.stream is stream:
             shard.end(stream, code, details, self._clock())
-        self._write_log()
-        self.changed()

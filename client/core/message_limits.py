@@ -1,5 +1,6 @@
 """Limits of messages and streams, the server's and the client's own, and how a message is cut to fit them."""
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -12,12 +13,16 @@ from histospec.protocol.refusals import limits_in
 from histospec.v1 import draft_pb2 as pb
 
 UNLIMITED = 1 << 62
+_POSITIVE = re.compile("[1-9][0-9]{0,17}")
+"""A limit as a server writes it. A longer number, which takes time to read, is no limit."""
 OVERHEAD = 128
 """Bytes of a message that are no part of an open, a step's row or a close: sequence, lengths, a step's numbers."""
 PART = 8
 """Bytes around an open or a close."""
 ROW = 28
 """The most bytes of a step's row, without its tokens."""
+ANSWER, ANSWER_ROW, REFUSAL = 1 << 16, 16, 512
+"""The most bytes of an answer: all that is in no list, a row without its draft, a refusal with its reason."""
 _COUNTS = ("positions", "lengths", "verified", "model_drafted", "model_accepted")
 """Arrays of a step with an int32 for each row; some may be absent."""
 
@@ -39,7 +44,7 @@ class ServerLimits(NamedTuple):
         """Returns the limits in the answer to Topology."""
         given = {str(key): value for key, value in metadata or ()}
         numbers = {field: str(given[name]) for field, name in LIMITS.items() if name in given}
-        return cls(**{field: int(number) for field, number in numbers.items() if number.isdecimal() and int(number)})
+        return cls(**{field: int(number) for field, number in numbers.items() if _POSITIVE.fullmatch(number)})
 
     def refused(self, details: str) -> "ServerLimits":
         """Returns these limits with the one that a refusal names, if that is smaller."""
@@ -111,6 +116,13 @@ def fits(message: pb.DraftRequest, limits: MessageLimits) -> bool:
     """Returns whether a message is within the limits of the server and of the client."""
     numbers = (len(message.opens), len(message.closes), len(message.step.sessions) // UINT64.itemsize)
     return max(numbers) <= limits.batch and message.ByteSize() <= limits.size
+
+
+def longest_answer(message: pb.DraftRequest) -> int:
+    """Returns the most bytes of an answer to a message: its drafts, and what was refused, with the reasons."""
+    rows = len(message.step.sessions) // UINT64.itemsize
+    parts = rows + len(message.opens) + len(message.closes)
+    return ANSWER + rows * (8 * message.step.max_tokens + ANSWER_ROW) + parts * REFUSAL
 
 
 def too_large(message: pb.DraftRequest, limits: MessageLimits) -> dict[int, str]:

@@ -16,6 +16,14 @@ log = logging.getLogger("histospec.client")
 
 PAUSE = 60.0
 """Seconds between two lines about one shard."""
+LONGEST = 300
+"""Characters of a server's text in a line."""
+
+
+def printable(text: str) -> str:
+    """Returns a server's text for a line of the log: without control characters, and not too long."""
+    short = text if len(text) <= LONGEST else text[:LONGEST] + "..."
+    return short if short.isprintable() else "".join(c if c.isprintable() else "?" for c in short)
 
 
 class Outage(NamedTuple):
@@ -37,6 +45,9 @@ class Outage(NamedTuple):
             )
         if code is grpc.StatusCode.UNIMPLEMENTED:
             return cls(f"{where} is not a HistoSpec server ({details})", "is HISTOSPEC_ENDPOINT right?")
+        if code is grpc.StatusCode.DATA_LOSS:
+            what = f"no drafts from {where} ({code.name}: {details})"
+            return cls(what, "do the server and this client have the same version?")
         return cls(f"no drafts from {where} ({code.name}: {details})", "")
 
     def __str__(self) -> str:
@@ -53,6 +64,8 @@ class Contact:
         self._lost: float | None = None  # since when it does not answer, on the monotonic clock
         self._line_due = self._logged = False  # whether a line about the outage is due, and whether it was logged
         self._due = -math.inf  # when the next line about an outage may be logged
+        self._refused = 0  # sessions that no line has named
+        self._refusal_due = -math.inf
         self._met = False  # whether the log says that it answers
         self._draft = math.inf  # the smallest limit of drafts that was logged
 
@@ -68,7 +81,7 @@ class Contact:
 
     def failed(self, code: grpc.StatusCode, details: str, now: float) -> bool:
         """Notes that it did not answer. Returns whether to log it now."""
-        self.answers, self.code, self.details = False, code, details
+        self.answers, self.code, self.details = False, code, printable(details)
         if self._lost is None:
             self._lost = now
         return self.remind(now)
@@ -99,6 +112,15 @@ class Contact:
         if lost is not None and logged:
             return f"HistoSpec: drafting again after {now - lost:.0f} s, from {where}"
         return None if met else f"HistoSpec: connected to {where}, namespace {namespace}"
+
+    def refused(self, number: int, reason: str, sessions: int, now: float) -> str | None:
+        """Notes that it refused sessions, one of them for a reason. Returns a line for the log if one is due."""
+        self._refused += sessions
+        if now < self._refusal_due:
+            return None
+        others = f" and {self._refused - 1} more are" if self._refused > 1 else " is"
+        self._refused, self._refusal_due = 0, now + PAUSE
+        return f"session {number}{others} refused: {reason}"
 
     def handed_on(self) -> "Contact":
         """Returns a contact for a shard that was found, with what was logged about the service before."""

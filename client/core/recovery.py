@@ -66,9 +66,17 @@ class CircuitBreaker:
         """Notes that the shard is connected again."""
         self.state, self._failures, self._answered = "closed", 0, False
 
-    def failure(self, now: float, soon: bool = False) -> None:
-        """Notes that the shard did not answer in time. `soon`: the next try comes after at most `Breaker.reconnect`."""
+    def failure(self, now: float, soon: bool = False, garbled: bool = False) -> None:
+        """Notes that the shard did not answer in time.
+
+        Args:
+            now: on the monotonic clock.
+            soon: the next try comes after at most `Breaker.reconnect`.
+            garbled: it answered what cannot be true. The breaker opens at once: a further answer would be no better.
+        """
         self._failures += 1
+        if garbled:
+            self._failures, self._answered = max(self._failures, self._config.failures), False
         longest = min(self._config.reconnect, self._config.cooldown_max) if soon else self._config.cooldown_max
         jitter = 1 + self._config.jitter * random.random()
         if self.state == "open":

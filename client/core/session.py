@@ -1,7 +1,9 @@
-"""The client's copy of a session: enough to open it again on a server that has forgotten it."""
+"""The client's copies of the open sessions: enough to open them again on a server that has forgotten them."""
 
+import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -9,6 +11,7 @@ from numpy.typing import NDArray
 
 from histospec.client import arguments
 from histospec.client.errors import UnknownSession
+from histospec.client.values import Tokens
 
 
 class Session:
@@ -39,6 +42,60 @@ class Session:
     def bytes(self) -> int:
         """The approximate bytes of its open on the wire."""
         return len(self.prompt) + len(self.generated)
+
+
+def prepare(
+    numbers: "itertools.count[int]",
+    prompts: Sequence[Tokens],
+    problems: Sequence[str | None] | None = None,
+    generated: Sequence[Tokens] | None = None,
+    seeds: Sequence[int | None] | None = None,
+) -> list[Session]:
+    """Returns a session for each prompt, with the next numbers. Raises ValueError, naming the malformed argument."""
+    arguments.listed("prompts", prompts, arguments.PROMPTS)
+    each = partial(arguments.for_each, other="prompts", size=len(prompts))
+    given = each("problems", problems, arguments.PROBLEMS)
+    pieces = each("generated", [()] * len(prompts) if generated is None else generated, arguments.TOKEN_LISTS)
+    drawn = arguments.seed_numbers("seeds", each("seeds", seeds, arguments.SEEDS))
+    texts = [arguments.token_bytes(f"prompts[{i}]", p, empty=False) for i, p in enumerate(prompts)]
+    names = [arguments.problem_name(f"problems[{i}]", p) for i, p in enumerate(given)]
+    begun = [arguments.token_bytes(f"generated[{i}]", g) for i, g in enumerate(pieces)]
+    return [
+        Session(next(numbers), prompt, problem, text, seed)
+        for prompt, problem, text, seed in zip(texts, names, begun, drawn, strict=True)
+    ]
+
+
+class Appending:
+    """Appends the new tokens of a step to its sessions: to all of them, or to none."""
+
+    def __init__(self) -> None:
+        self._begun: tuple[list[Session], list[int], list[int], bytes] | None = None
+
+    def append(self, sessions: list[Session], lengths: list[int], flat: bytes) -> list[int]:
+        """Appends the tokens in `flat`, one session after the other. Returns the lengths before."""
+        before = [session.length for session in sessions]
+        self._begun = sessions, before, lengths, flat
+        start = 0
+        for session, length in zip(sessions, lengths, strict=True):
+            end = start + 4 * length
+            session.generated += flat[start:end]
+            session.length += length
+            start = end
+        self._begun = None
+        return before
+
+    def complete(self) -> None:
+        """Completes what an interrupt ended. Does nothing otherwise; may be called again."""
+        if self._begun is None:
+            return
+        start = 0
+        for session, before, length in zip(*self._begun[:3], strict=True):
+            end = start + 4 * length
+            session.generated[4 * before :] = self._begun[3][start:end]
+            session.length = before + length
+            start = end
+        self._begun = None
 
 
 def find(open_sessions: Mapping[int, Session], numbers: Sequence[Any]) -> list[Session]:

@@ -202,13 +202,15 @@ class Shard:
         self._send_commits(stream, now)
         stream.queue_opens(self._opens.values())
         self._opens.clear()
-        self._give_up_oversized(stream)
+        self._give_up_oversized(stream, now)
         return stream.queued > queued or not self.settled  # else the stream has no place for more
 
     def late(self, part: Part, now: float) -> None:
         """Counts this part as late: its drafts did not arrive in time."""
         stream = self.stream
-        assert stream is not None  # the end of a stream ends the waits for it
+        if stream is None:  # the end of a stream ends the waits for it, but not if an interrupt came in between
+            part.done = True
+            return
         self._shared.stats.late += 1
         self.opening.late(part.opens)
         self.committing.late(part.commits)
@@ -232,16 +234,26 @@ class Shard:
 
     def lose_stream(self) -> None:
         """Forgets the stream, if there is one: ends the waits for it, and puts its commits back to be sent again."""
+        again = self._forget_stream()
+        self.queue.forget_fresh()
+        self._shared.commits.unsent(again)
+
+    def renew(self) -> None:
+        """Forgets its stream and the sessions to open, after an interrupt; the core names those anew."""
+        self._forget_stream()
+        self._opens.clear()
+
+    def _forget_stream(self) -> list[Commit]:
+        """Ends the waits for its stream, if there is one. Returns the commits that it has not acknowledged."""
         stream, self.stream = self.stream, None
+        self._closes.clear()  # sessions end with their stream
         if stream is None:
-            return
+            return []
         again = stream.lose()
         self._shared.stats.reopened += stream.reopened
         self.opening.reset()
         self.committing.reset()
-        self.queue.forget_fresh()
-        self._closes.clear()  # sessions end with their stream
-        self._shared.commits.unsent(again)
+        return again
 
     def _begin_stream(self) -> StreamState:
         if self.stream is None:
@@ -260,9 +272,9 @@ class Shard:
                 left = stream.queue_closes(batch, self._closes, now)
                 self._closes = []
                 self.queue.waiting.extendleft(reversed(left))
-        self._give_up_oversized(stream)
+        self._give_up_oversized(stream, now)
 
-    def _give_up_oversized(self, stream: StreamState) -> None:
+    def _give_up_oversized(self, stream: StreamState, now: float) -> None:
         """Gives up sessions and commits with a part that is too large for any message."""
         for commit, reason in stream.rejected:
             self._shared.commits.drop(commit, reason)
@@ -270,7 +282,7 @@ class Shard:
         refused, stream.refused = stream.refused, {}
         if refused:
             self._closes += [number for number in refused if number in stream.server_has]
-            self._refuse(refused)
+            self._refuse(refused, now)
 
     def _drop_oldest(self) -> Commit:
         if self.queue.waiting:
@@ -312,7 +324,7 @@ class Shard:
             commits.unsent(reply.postponed)
         commits.again(reply.unknown)
         if reply.refused:
-            self._refuse(reply.refused)
+            self._refuse(reply.refused, now)
 
     def connected(self, stream: StreamState, limits: ServerLimits, now: float) -> None:
         """Takes the limits of a shard that has just connected, before anything is written."""
@@ -324,7 +336,7 @@ class Shard:
         if left := stream.adopt(limits):
             self._shared.commits.unsent(left)
             self._send_commits(stream, now)
-        self._give_up_oversized(stream)
+        self._give_up_oversized(stream, now)
         if self.breaker.state != "closed":
             self.breaker.connected()
 
@@ -339,7 +351,8 @@ class Shard:
         else:
             if not self._shared.closed and details != CLOSED_HERE:
                 self.unreachable(code, details, now)
-            self.breaker.failure(now, soon=not stream.connected or self.breaker.state != "closed")
+            garbled = code is grpc.StatusCode.DATA_LOSS
+            self.breaker.failure(now, not garbled and (not stream.connected or self.breaker.state != "closed"), garbled)
             if code in _POISON:  # one of these may be the reason
                 for commit in [c for batch in stream.commits.values() for c in batch]:
                     commit.attempts += 1
@@ -350,10 +363,10 @@ class Shard:
         known, self.limits = self.limits, self.limits.refused(details)
         return self.limits != known
 
-    def _refuse(self, refused: Mapping[int, str]) -> None:
+    def _refuse(self, refused: Mapping[int, str], now: float) -> None:
         number, reason = next(iter(refused.items()))
-        others = f" and {len(refused) - 1} more are" if len(refused) > 1 else " is"
-        log.warning("HistoSpec: %s: session %d%s refused: %s", self.name, number, others, reason)
+        if line := self.contact.refused(number, reason, len(refused), now):
+            self._log_later(partial(log.warning, "HistoSpec: %s: %s", self.name, line))
         for number in refused:
             session = self._shared.sessions.get(number)
             if session is not None:
@@ -412,6 +425,11 @@ class Membership:
     def leaving(self) -> list[Shard]:
         """Shards that are no longer members, but still owe an acknowledgement."""
         self._leaving = [shard for shard in self._leaving if not shard.settled]
+        return list(self._leaving)
+
+    @property
+    def known_leaving(self) -> list[Shard]:
+        """As `leaving`, and those that owe nothing any more. Looks at no shard."""
         return list(self._leaving)
 
     def owner(self, prompt: bytes, problem: str) -> Shard:

@@ -120,6 +120,10 @@ class StepInput(NamedTuple):
 _MOST = np.array([MAX_DRAFT, MAX_TOKEN, MAX_TOKEN], np.int64)
 
 
+_BITS = np.dtype("<u4")
+_BITS_OF_ONE = int(np.float32(1).view(np.uint32))
+
+
 class GarbledReply(Exception):  # noqa: N818 - what it is
     """A response contradicts itself or what was sent; nothing after it can be trusted."""
 
@@ -135,18 +139,29 @@ class Drafts(NamedTuple):
     """How many drafts have tokens."""
 
     @classmethod
-    def parse(cls, response: pb.DraftResponse, sessions: int) -> "Drafts":
-        """Returns the drafts of a response to a step of so many sessions. Raises GarbledReply."""
-        lengths = array("lengths", response.lengths, INT32).tolist()
+    def parse(cls, response: pb.DraftResponse, sessions: int, most: int) -> "Drafts":
+        """Returns the drafts of a response to a step of so many sessions that asked for `most` tokens each.
+
+        Its time depends on what was asked, not on what was answered. Raises GarbledReply.
+        """
+        given = array("lengths", response.lengths, INT32)
         tokens = array("tokens", response.tokens, INT32)
         probs = array("probs", response.probs, FLOAT32)
-        if len(lengths) != sessions:
-            raise GarbledReply(f"lengths: {len(lengths)} drafts for {sessions} sessions")
+        if len(given) != sessions:
+            raise GarbledReply(f"lengths: {len(given)} drafts for {sessions} sessions")
+        lengths = given.tolist()
+        if min(lengths, default=0) < 0 or max(lengths, default=0) > most:
+            wrong = next(n for n in lengths if not 0 <= n <= most)
+            raise GarbledReply(f"lengths: a draft of {wrong} tokens, at most {most} were asked for")
         offsets = list(accumulate(lengths, initial=0))
-        if min(lengths, default=0) < 0 or offsets[-1] != len(tokens) or len(probs) != len(tokens):
+        if offsets[-1] != len(tokens) or len(probs) != len(tokens):
             raise GarbledReply(f"lengths: they do not add up to {len(tokens)} tokens and {len(probs)} probabilities")
-        if len(tokens) and np.minimum.reduce(tokens) < 0:
-            raise GarbledReply(f"tokens: {tokens.min()} is negative")
+        if len(tokens):
+            if np.minimum.reduce(tokens) < 0:
+                raise GarbledReply(f"tokens: {tokens.min()} is negative")
+            # As unsigned integers, floats of [0, 1] are in order, and all others are larger, NaN too.
+            if np.maximum.reduce(probs.view(_BITS)) > _BITS_OF_ONE:
+                raise GarbledReply(f"probs: {probs[probs.view(_BITS).argmax()]} is outside [0, 1]")
         return cls(offsets, tokens, probs, len(lengths) - lengths.count(0))
 
 

@@ -12,10 +12,15 @@ from struct import pack
 from types import MappingProxyType
 from typing import NamedTuple
 
+import numpy as np
+from google.protobuf.message import DecodeError
+from numpy.typing import NDArray
+
 from histospec.client.config import Limits
 from histospec.client.core import message_limits
 from histospec.client.core.commits import Commit
 from histospec.client.core.message_limits import PART, UNLIMITED, MessageLimits, Piece, ServerLimits
+from histospec.client.core.outage_log import printable
 from histospec.client.core.recovery import InFlight
 from histospec.client.core.session import Session
 from histospec.client.core.step import Budget, Drafts, GarbledReply, Part, StepInput, array
@@ -23,6 +28,8 @@ from histospec.protocol.arrays import UINT64
 from histospec.v1 import draft_pb2 as pb
 
 NOTHING: Mapping[int, str] = MappingProxyType({})
+PARTS = 3
+"""A message names a session at most so often: it may open, step and close it."""
 
 
 class Awaited(NamedTuple):
@@ -31,6 +38,8 @@ class Awaited(NamedTuple):
     part: Part
     rows: Sequence[int]
     """Rows of the part."""
+    most: int = 0
+    """Tokens of a draft that the message asks for."""
 
 
 class Reply(NamedTuple):
@@ -78,6 +87,12 @@ class StreamState:
     """The last message that gRPC has taken."""
     queued: int = 0
     """How many messages were put into the outbox so far: the sequence of the last one."""
+    answers: int = 0
+    """How many answers have arrived."""
+    longest: int = 1 << 16
+    """The most bytes that an answer to a message of this stream may have."""
+    newest: int = 0
+    """The largest number of a session that a message opened."""
     reopened: int = 0
     """Sessions that were open before, on this stream or another."""
     late: int = 0
@@ -262,6 +277,7 @@ class StreamState:
         self.reopened += session.opened
         session.opened, session.unreported = True, None
         self.server_has[session.number] = length
+        self.newest = max(self.newest, session.number)
 
     def _queue(
         self,
@@ -282,8 +298,9 @@ class StreamState:
                 continue
             self.queued += 1
             piece.sequence = self.queued
+            self.longest = max(self.longest, message_limits.longest_answer(piece))
             if awaited and rows:
-                self.waiting[self.queued] = Awaited(awaited.part, rows)
+                self.waiting[self.queued] = Awaited(awaited.part, rows, piece.step.max_tokens)
             if done := [finished[c.session] for c in piece.closes if c.session in finished]:
                 self.commits[self.queued] = done
                 self.in_flight.sent(self.queued, 0, sum(c.bytes for c in done))
@@ -359,6 +376,15 @@ class StreamState:
 
     # ---- what the server answers ----------------------------------------------------------------------------------
 
+    def parse(self, text: bytes) -> pb.DraftResponse:
+        """Returns a response, from its bytes. Raises GarbledReply if no message of this stream can have it."""
+        if len(text) > self.longest:
+            raise GarbledReply(f"{len(text)} bytes, more than the {self.longest} of an answer to what was asked")
+        try:
+            return pb.DraftResponse.FromString(text)
+        except DecodeError:
+            raise GarbledReply("it cannot be parsed") from None
+
     def interpret(self, response: pb.DraftResponse, now: float) -> Reply:
         """Takes a response of the server. Returns what it means.
 
@@ -368,10 +394,15 @@ class StreamState:
         sequence = response.sequence
         if not 0 < sequence <= self.queued:
             raise GarbledReply(f"sequence: {sequence} was never sent")
+        self.answers += 1
+        if self.answers > self.queued:
+            raise GarbledReply(f"sequence: {self.answers} answers to {self.queued} messages")
         drafts = part = None
         if (awaited := self.waiting.get(sequence)) is not None:
-            drafts = Drafts.parse(response, len(awaited.rows))
-        unknown = set(array("unknown", response.unknown, UINT64).tolist())
+            drafts = Drafts.parse(response, len(awaited.rows), awaited.most)
+        unknown = self._named("unknown", array("unknown", response.unknown, UINT64)) if response.unknown else set()
+        if response.refusals:
+            self._named("refusals", [r.session for r in response.refusals[: PARTS * self._limits.batch + 1]])
         if awaited is not None and drafts is not None:
             del self.waiting[sequence]
             awaited.part.drafts.append((awaited.rows, drafts))
@@ -383,8 +414,8 @@ class StreamState:
         self.heard = now if self.owes else None
         if not (unknown or commits or response.refusals):  # fast path for steps
             return Reply(part, drafts)
-        refused = {r.session: r.reason for r in response.refusals if not r.later}
-        later = {r.session: r.reason for r in response.refusals if r.later}
+        refused = {r.session: printable(r.reason) for r in response.refusals if not r.later}
+        later = {r.session: printable(r.reason) for r in response.refusals if r.later}
         for number in unknown:
             if self._opened.get(number, sequence + 1) <= sequence:  # not opened again in the meantime
                 self._forget(number)
@@ -400,3 +431,13 @@ class StreamState:
             turned_down=[c for c in commits if c.session.number in refused and c.session.number not in unknown],
             refused=refused,
         )
+
+    def _named(self, field: str, sessions: "Sequence[int] | NDArray[np.uint64]") -> set[int]:
+        """Returns the sessions that a field of a response names. Raises GarbledReply if no message can name them."""
+        most = PARTS * self._limits.batch
+        if len(sessions) > most:
+            raise GarbledReply(f"{field}: {len(sessions)} sessions, a message has at most {most}")
+        numbers = {int(number) for number in sessions}
+        if numbers and not 0 < max(numbers) <= self.newest:
+            raise GarbledReply(f"{field}: session {max(numbers)} was never opened")
+        return numbers

@@ -7,18 +7,18 @@ session that is not open, because opening one would create the namespace and cou
 import asyncio
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib import metadata as packages
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 import numpy as np
 
 from histospec.client.config import Config, Endpoint
 from histospec.client.errors import HistoSpecError
-from histospec.client.transport import calls, discovery
+from histospec.client.transport import answers, discovery
 from histospec.client.transport.channel import metadata, open_channel
 from histospec.client.transport.diagnosis import Trouble, diagnose
 from histospec.client.values import Inspection
@@ -27,6 +27,8 @@ from histospec.protocol.arrays import INT32, UINT64
 from histospec.protocol.costs import DEFAULT_VERIFY_COST
 from histospec.v1 import draft_pb2 as pb
 from histospec.v1 import draft_pb2_grpc as rpc
+
+T = TypeVar("T")
 
 STEPS = 20
 """How many steps are timed."""
@@ -161,26 +163,30 @@ class _Visit:
             return ShardFacts(endpoint, trouble)
         async with open_channel(grpc.aio, endpoint, config) as channel:
             stub: Any = rpc.DraftServiceStub(channel)
-            topology = await self._call(stub.Topology, pb.TopologyRequest())
+            topology = await self._call(
+                stub.Topology, pb.TopologyRequest(), lambda _, answer: discovery.named(answer, endpoint)
+            )
             asked = time.time()
-            answer = await self._call(stub.Inspect, pb.InspectRequest(namespace=config.namespace))
+            inspection = await self._call(
+                stub.Inspect, pb.InspectRequest(namespace=config.namespace), answers.inspection
+            )
             answered = time.time()
             facts = ShardFacts(endpoint, drafts=not _unknown(topology))
             if not isinstance(topology, Failure):
-                facts = replace(facts, known=tuple(discovery.named(topology, endpoint)))
-            if isinstance(answer, Failure):
-                return replace(facts, failure=answer)
-            inspection = calls.read_inspection(answer)
+                facts = replace(facts, known=tuple(topology))
+            if isinstance(inspection, Failure):
+                return replace(facts, failure=inspection)
             ahead, doubt = inspection.time - (asked + answered) / 2, (answered - asked) / 2
             facts = replace(facts, inspection=inspection, ahead=ahead, doubt=doubt)
             async with self._timing:
                 seconds, failure = await self._steps(stub, inspection)
             return replace(facts, steps=tuple(seconds), step_failure=failure)
 
-    async def _call(self, method: Any, request: Any) -> Any:
-        """Returns the answer, or the Failure."""
+    async def _call(self, method: Any, request: Any, read: Callable[[Any, Any], T]) -> T | Failure:
+        """Returns what `read` makes of the answer, or the Failure."""
         try:
-            return await method(request, timeout=self._timeout, metadata=metadata(self._config))
+            answer = await method(request, timeout=self._timeout, metadata=metadata(self._config))
+            return answers.read("its answer", read, request, answer)
         except grpc.aio.AioRpcError as error:
             return _failure(error)
         except HistoSpecError as error:

@@ -9,8 +9,6 @@ from functools import partial
 from itertools import chain
 from typing import Any, Generic, TypeVar
 
-import numpy as np
-
 from histospec.client import arguments, values
 from histospec.client.config import Endpoint, Limits
 from histospec.client.core.core import Core
@@ -18,7 +16,7 @@ from histospec.client.core.message_limits import PART, MessageLimits
 from histospec.client.core.shard import Shard
 from histospec.client.errors import Unavailable
 from histospec.client.recorder import Recorder
-from histospec.protocol.arrays import FLOAT32, INT32
+from histospec.client.transport import answers
 from histospec.v1 import draft_pb2 as pb
 
 T = TypeVar("T")
@@ -35,17 +33,18 @@ class Call(Generic[T]):
     shard: Shard
     request: Any
     timeout: float
-    read: Callable[[Any], T]
+    read: Callable[[Any, Any], T]
+    """Returns the value of an answer to a request: a function of `answers`."""
     record: Callable[[Any], None] | None = None
     """Records the request after the shard has answered it."""
     join: Callable[[list[T]], T] = lambda parts: parts[-1]
     """Returns the value of the call from the values of the calls that `cut` returned."""
 
     def finish(self, answer: Any) -> T:
-        """Records the request, and returns the value of the answer."""
+        """Records the request, and returns the value of the answer. Raises ServerError if that cannot be true."""
         if self.record is not None:
             self.record(self.request)
-        return self.read(answer)
+        return answers.read(self.what, self.read, self.request, answer)
 
     @property
     def endpoint(self) -> Endpoint:
@@ -123,7 +122,7 @@ def ingest(
     )
     shard = core.shard_of(text, name)
     record = None if core.recorder is None else partial(_record, core.recorder)
-    call = Call("Ingest", shard, request, core.config.timeouts.ingest, lambda r: int(r.responses), record)
+    call = Call("Ingest", shard, request, core.config.timeouts.ingest, answers.count, record)
     return call.cut(core.config.limits)
 
 
@@ -171,7 +170,7 @@ def history(
     text, name = _problem(prompt, problem, _at)
     most = 0 if limit is None else arguments.whole("limit", limit, 1, (1 << 32) - 1, "[1, 2^32)")
     request = pb.HistoryRequest(namespace=core.config.namespace, prompt=text, problem=name, limit=most)
-    return [Call("History", core.shard_of(text, name), request, core.config.timeouts.call, _read_history)]
+    return [Call("History", core.shard_of(text, name), request, core.config.timeouts.call, answers.history)]
 
 
 def histories(
@@ -211,21 +210,6 @@ def ingest_many(
     ]
 
 
-def _read_history(answer: pb.HistoryResponse) -> list[values.Response]:
-    return [
-        values.Response(
-            tokens=np.frombuffer(r.tokens, INT32),
-            logprobs=np.frombuffer(r.logprobs, FLOAT32) if r.logprobs else None,
-            reward=r.reward if r.HasField("reward") else None,
-            epoch=r.epoch,
-            generated=np.frombuffer(r.generated, np.bool_) if r.generated else None,
-            seed=r.seed if r.HasField("seed") else None,
-            alternatives=r.alternatives or None,
-        )
-        for r in answer.responses
-    ]
-
-
 def predict_length(
     core: Core,
     prompt: values.Tokens,
@@ -240,7 +224,7 @@ def predict_length(
         namespace=core.config.namespace, prompt=text, problem=name, generated=length, quantiles=_quantiles(quantiles)
     )
     timeout = core.config.timeouts.call
-    return [Call("PredictLength", core.shard_of(text, name), request, timeout, lambda r: _prediction(r, r.quantiles))]
+    return [Call("PredictLength", core.shard_of(text, name), request, timeout, answers.prediction)]
 
 
 @dataclass(frozen=True)
@@ -285,7 +269,7 @@ def predict_lengths(
         request.problems.append(pb.ExpectedResponse(prompt=text, problem=name, generated=begun))
     timeout, limits = core.config.timeouts.call, core.config.limits
     calls = [
-        Call("PredictLengths", shard, request, timeout, _read_predictions, join=_joined).cut(limits)
+        Call("PredictLengths", shard, request, timeout, answers.predictions, join=_joined).cut(limits)
         for shard, (_, request) in owned.items()
     ]
     return ByShard(calls, [rows for rows, _ in owned.values()])
@@ -301,14 +285,6 @@ def _quantiles(quantiles: Sequence[float] | None) -> list[float]:
     return [arguments.number(f"quantiles[{i}]", quantile, 0, 1) for i, quantile in enumerate(asked)]
 
 
-def _prediction(answer: pb.PredictLengthResponse, quantiles: Sequence[float]) -> values.LengthPrediction:
-    return values.LengthPrediction(np.array(quantiles), np.array(answer.lengths), answer.observations)
-
-
-def _read_predictions(answer: pb.PredictLengthsResponse) -> list[values.LengthPrediction]:
-    return [_prediction(one, answer.quantiles) for one in answer.predictions]
-
-
 def _joined(parts: list[list[T]]) -> list[T]:
     return list(chain.from_iterable(parts))
 
@@ -322,37 +298,14 @@ def members(core: Core) -> list[values.Shard]:
 def topology(core: Core) -> list[Call[list[values.Shard]]]:
     """Returns a call for the shards that the first shard knows."""
     timeout = core.config.timeouts.call
-
-    def read(answer: pb.TopologyResponse) -> list[values.Shard]:
-        return [values.Shard(s.name, s.address) for s in answer.shards]
-
-    return [Call("Topology", core.shards[0], pb.TopologyRequest(), timeout, read)]
+    return [Call("Topology", core.shards[0], pb.TopologyRequest(), timeout, answers.shards)]
 
 
 def inspect(core: Core, timeout: float | None = None) -> list[Call[values.Inspection]]:
     """Returns a call to each shard for its state and that of the namespace."""
     request = pb.InspectRequest(namespace=core.config.namespace)
     seconds = core.config.timeouts.call if timeout is None else arguments.seconds("timeout", timeout)
-    return [Call("Inspect", shard, request, seconds, read_inspection) for shard in core.shards]
-
-
-def read_inspection(answer: pb.InspectResponse) -> values.Inspection:
-    """Returns the answer to Inspect as a value."""
-    facts = answer.facts
-    return values.Inspection(
-        shard=answer.shard,
-        version=answer.version,
-        time=answer.time,
-        limits={field.name: number for field, number in answer.limits.ListFields()},
-        rights=tuple(answer.rights),
-        namespace=values.NamespaceFacts(**{field.name: getattr(facts, field.name) for field in facts.DESCRIPTOR.fields})
-        if answer.HasField("facts")
-        else None,
-        similar=tuple(answer.similar),
-        shared=tuple(values.SharedPrompts(s.namespace, s.prompts, s.asked) for s in answer.shared),
-        loaded=answer.loaded,
-        trouble=answer.trouble,
-    )
+    return [Call("Inspect", shard, request, seconds, answers.inspection) for shard in core.shards]
 
 
 def rewind(core: Core, epoch: int) -> list[Call[int]]:
@@ -362,11 +315,11 @@ def rewind(core: Core, epoch: int) -> list[Call[int]]:
         raise ValueError("epoch: is None; give the newest epoch that stays")
     request = pb.RewindRequest(namespace=core.config.namespace, epoch=number)
     timeout = core.config.timeouts.call
-    return [Call("Rewind", s, request, timeout, lambda r: int(r.responses)) for s in core.shards]
+    return [Call("Rewind", s, request, timeout, answers.count) for s in core.shards]
 
 
 def drop_namespace(core: Core) -> list[Call[int]]:
     """Returns a call to each shard that forgets the namespace."""
     request = pb.DropNamespaceRequest(namespace=core.config.namespace)
     timeout = core.config.timeouts.call
-    return [Call("DropNamespace", s, request, timeout, lambda r: int(r.responses)) for s in core.shards]
+    return [Call("DropNamespace", s, request, timeout, answers.count) for s in core.shards]

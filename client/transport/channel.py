@@ -8,7 +8,6 @@ from histospec.client import quiet_grpc
 from histospec.client.config import Config, Endpoint, bearer
 
 _OPTIONS = [
-    ("grpc.max_receive_message_length", -1),  # a history may be long
     ("grpc.max_send_message_length", -1),
     # The breaker decides when to connect again, so gRPC's own back-off, which connections share, must not.
     ("grpc.use_local_subchannel_pool", 1),
@@ -19,15 +18,24 @@ _OPTIONS = [
 ]
 
 
-def open_channel(kind: ModuleType, endpoint: Endpoint, config: Config, more: Sequence[tuple[str, Any]] = ()) -> Any:
-    """Returns a channel of `grpc` or `grpc.aio`; `more`: options of gRPC in addition to the usual ones.
+def open_channel(
+    kind: ModuleType, endpoint: Endpoint, config: Config, more: Sequence[tuple[str, Any]] = (), longest: int = -1
+) -> Any:
+    """Returns a channel of `grpc` or `grpc.aio`.
+
+    Args:
+        kind: the module.
+        endpoint: the shard.
+        config: the configuration of the client.
+        more: options of gRPC in addition to the usual ones.
+        longest: the most bytes of an answer; -1: unlimited, because a history may be long.
 
     Raises:
         Unavailable: this process was forked from one that had connected.
     """
     quiet_grpc.refuse_after_fork()
     quiet_grpc.note_connecting()
-    options: list[tuple[str, Any]] = [*_OPTIONS, *more]
+    options: list[tuple[str, Any]] = [*_OPTIONS, ("grpc.max_receive_message_length", longest), *more]
     if config.tls is None:
         return kind.insecure_channel(endpoint.address, options=options)
     if endpoint.certified is not None:

@@ -9,9 +9,9 @@ import _thread
 import asyncio
 import logging
 import math
+import queue
 import threading
 from collections.abc import Awaitable, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from types import ModuleType
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -33,6 +33,7 @@ from histospec.v1 import draft_pb2_grpc as rpc
 log = logging.getLogger("histospec.client")
 
 P = ParamSpec("P")
+S = TypeVar("S")
 T = TypeVar("T")
 
 AT_A_TIME = 16
@@ -51,6 +52,9 @@ class _Connections:
         self._channels: dict[Endpoint, Any] = {}
         self._lock = threading.Lock()
         self._ended = False
+        """Whether single calls raise Unavailable."""
+        self._closed = False
+        """Whether all connections are closed."""
 
     def _open(self, kind: ModuleType, call: Call[Any]) -> tuple[Any, Any]:
         """Returns the channel for a call, and its method; `kind` is grpc or grpc.aio."""
@@ -102,16 +106,22 @@ class _Connections:
 
 
 class BlockingConnections(_Connections):
-    """The connections of a blocking client, which makes single calls in the thread of the caller."""
+    """The connections of a blocking client, which makes single calls in threads of its own.
+
+    The caller only waits, because it may be the main thread, in which a signal handler may raise KeyboardInterrupt. In
+    the middle of gRPC's code this leaves locks taken, and all later calls of the channel wait for them.
+    """
 
     def __init__(self, core: Core, streams: Streams, pump: Pump) -> None:
         super().__init__(core, streams)
         self._pump = pump
+        self._end_lock = threading.Lock()
 
     def do(self, build: Callable[Concatenate[Core, P], list[Call[T]]], *args: P.args, **kwargs: P.kwargs) -> list[T]:
         """Finds the shards, then makes the calls that `build` returns. Returns their results."""
         self.find()
-        return [self.one(call) for call in build(self._core, *args, **kwargs)]
+        plan = build(self._core, *args, **kwargs)
+        return _elsewhere(lambda: [self.one(call) for call in plan])
 
     def find(self, timeout: float | None = None) -> None:
         """Waits until the client knows the shards; while it steps, it always knows them."""
@@ -122,7 +132,7 @@ class BlockingConnections(_Connections):
             self._pump.wait(self._streams.found, seconds)
 
     def one(self, call: Call[T]) -> T:
-        """Makes one call."""
+        """Makes one call. Not for the main thread."""
         channel, method = self._open(grpc, call)
         try:
             return call.finish(method(call.request, timeout=call.timeout, metadata=metadata(self._core.config)))
@@ -150,13 +160,7 @@ class BlockingConnections(_Connections):
                     return None
             return answers
 
-        with ThreadPoolExecutor(AT_A_TIME, thread_name_prefix="histospec") as pool:
-            running = [pool.submit(one, calls) for calls in plan]
-            try:
-                return [future.result() for future in running]
-            except BaseException:
-                pool.shutdown(wait=False, cancel_futures=True)
-                raise
+        return _side_by_side(one, plan)
 
     def greet(self, timeout: float) -> list[Inspection]:
         """Asks every shard for its state when a worker starts. Returns the answers of those that let this client read.
@@ -175,22 +179,28 @@ class BlockingConnections(_Connections):
                 self._not_greeted(call.shard, error)
                 return None
 
-        with ThreadPoolExecutor(AT_A_TIME, thread_name_prefix="histospec") as pool:
-            return [answer for answer in pool.map(one, calls.inspect(self._core, timeout)) if answer is not None]
+        answers = _side_by_side(one, calls.inspect(self._core, timeout))
+        return [answer for answer in answers if answer is not None]
 
     def begin_end(self) -> bool:
-        """Ends single calls: later ones raise Unavailable. Returns False if they had ended before."""
-        with self._lock:
-            before, self._ended = self._ended, True
-        return not before
+        """Ends single calls: later ones raise Unavailable. Returns whether connections are to be closed."""
+        self._ended = True
+        return not self._closed
 
     def end(self) -> None:
-        """Closes the connections."""
-        self._core.stop()
-        self._pump.finish(self._streams.end_all, self._core.config.timeouts.shutdown)
-        for channel in self._channels.values():
-            channel.close()
-        self._channels.clear()
+        """Closes the connections. May be called again. An interrupt ends the wait for it, but not the work."""
+        _elsewhere(self._end)
+
+    def _end(self) -> None:
+        with self._end_lock:
+            if self._closed:
+                return
+            self._core.stop()
+            self._pump.finish(self._streams.end_all, self._core.config.timeouts.shutdown)
+            for channel in self._channels.values():
+                channel.close()
+            self._channels.clear()
+            self._closed = True
 
     def dropped(self) -> None:
         """Closes the connections after the client was collected, in a thread."""
@@ -204,7 +214,7 @@ class BlockingConnections(_Connections):
     def _end_quietly(self) -> None:
         try:
             self._warn()
-            self.end()
+            self._end()
         except Exception:
             log.debug("HistoSpec: a client that was dropped could not be closed", exc_info=True)
 
@@ -226,8 +236,9 @@ class LoopConnections(_Connections):
         return [await self.one(call) for call in build(self._core, *args, **kwargs)]
 
     async def find(self, timeout: float | None = None) -> None:
-        """See BlockingConnections."""
+        """See BlockingConnections. Raises WrongLoop."""
         quiet_grpc.refuse_after_fork()
+        self._streams.join()
         if not (self._streams.found() or self._core.closed):
             self._streams.discover()
             await self._until(self._streams.found, self._core.config.timeouts.call if timeout is None else timeout)
@@ -235,7 +246,6 @@ class LoopConnections(_Connections):
     async def one(self, call: Call[T]) -> T:
         """See BlockingConnections."""
         channel, method = self._open(grpc.aio, call)
-        self._streams.loop = asyncio.get_running_loop()
         try:
             return call.finish(await method(call.request, timeout=call.timeout, metadata=metadata(self._core.config)))
         except grpc.RpcError as error:
@@ -282,13 +292,29 @@ class LoopConnections(_Connections):
         return [answer for answer in found if answer is not None]
 
     async def end(self) -> None:
-        """Closes the connections."""
+        """Closes the connections, also if the caller is cancelled meanwhile."""
         self._core.stop()
+        task = asyncio.get_running_loop().create_task(self._close())
+        _ending.add(task)
+        task.add_done_callback(_ending.discard)
+        await asyncio.shield(task)
+
+    async def _close(self) -> None:
         await self._streams.end_all()
         channels = list(self._channels.values())
         self._channels.clear()
         for channel in channels:
             await channel.close()
+
+    def lost(self) -> bool:
+        """Returns whether the loop was closed. Then it ends the connections, as far as possible without it."""
+        loop = self._streams.loop
+        if loop is None or not loop.is_closed():
+            return False
+        self._warn()
+        self._core.stop()
+        self._streams.abandon()
+        return True
 
     def dropped(self) -> None:
         """Closes the connections after the client was collected, on its loop."""
@@ -305,6 +331,44 @@ class LoopConnections(_Connections):
         task = asyncio.get_running_loop().create_task(self.end())
         _ending.add(task)
         task.add_done_callback(_ending.discard)
+
+
+def _elsewhere(function: Callable[[], T]) -> T:
+    """Calls a function in another thread, and waits for it."""
+    return _side_by_side(lambda _: function(), [None])[0]
+
+
+def _side_by_side(function: Callable[[S], T], inputs: Sequence[S]) -> list[T]:
+    """Calls a function for each input, in threads. Returns the results in the order of the inputs.
+
+    After an error of a function, or an interrupt, it waits for no thread, and begins no further call. It uses no pool
+    of `concurrent.futures`: an interrupt may leave a lock of a future taken, for which its thread would wait for ever.
+    """
+    inputs = list(inputs)
+    left = iter(range(len(inputs)))
+    results: queue.SimpleQueue[tuple[int, T | None, BaseException | None]] = queue.SimpleQueue()
+    over = False
+
+    def work() -> None:
+        for i in left:
+            if over:
+                return
+            try:
+                results.put((i, function(inputs[i]), None))
+            except BaseException as error:
+                results.put((i, None, error))
+
+    ordered: list[Any] = [None] * len(inputs)
+    try:
+        for _ in range(min(AT_A_TIME, len(inputs))):
+            _thread.start_new_thread(work, ())
+        for _ in inputs:
+            i, ordered[i], error = results.get()
+            if error is not None:
+                raise error
+    finally:
+        over = True
+    return ordered
 
 
 def _skip(lost: set[Shard], shard: Shard, error: Unavailable) -> None:

@@ -20,9 +20,10 @@ from typing import Any
 
 import grpc
 
-from histospec.client.config import Config, Endpoint
+from histospec.client.config import MAX_ENDPOINT, Config, Endpoint
 from histospec.client.core.core import Core
 from histospec.client.errors import HistoSpecError
+from histospec.client.transport import answers
 from histospec.client.transport.channel import metadata, open_channel
 from histospec.v1 import draft_pb2 as pb
 from histospec.v1 import draft_pb2_grpc as rpc
@@ -134,18 +135,19 @@ async def ask(endpoint: Endpoint, config: Config, limit: asyncio.Semaphore) -> l
 
 async def topology(endpoint: Endpoint, config: Config, timeout: float) -> list[Endpoint]:
     """Returns the shards that the one at this endpoint knows. Raises grpc.RpcError or HistoSpecError."""
-    async with open_channel(grpc.aio, endpoint, config) as channel:
+    async with open_channel(grpc.aio, endpoint, config, longest=MAX_ENDPOINT) as channel:
         call: Any = rpc.DraftServiceStub(channel).Topology
         return named(await call(pb.TopologyRequest(), timeout=timeout, metadata=metadata(config)), endpoint)
 
 
 def named(answer: pb.TopologyResponse, endpoint: Endpoint) -> list[Endpoint]:
-    """Returns the shards that the one at this endpoint named."""
+    """Returns the shards that the one at this endpoint named. Raises ServerError if it cannot be true."""
+    shards = answers.read(f"Topology on {endpoint.address}", answers.topology, pb.TopologyRequest(), answer)
     return [
         Endpoint(shard.name, endpoint.address, endpoint.certified)
         if shard.listening
         else Endpoint(shard.name, shard.address)
-        for shard in answer.shards
+        for shard in shards
     ]
 
 

@@ -6,10 +6,20 @@ worker 440-730 us instead of 130-180. gRPC's C++ threads need no GIL: they conti
 
 One thread at a time drives the loop. Other threads that wait sleep until something happens, or until the driver leaves
 and one of them must take over.
+
+A signal handler may raise KeyboardInterrupt between any two bytecodes of the main thread, so also while that thread
+drives the loop. What such a turn was doing in asyncio, in gRPC or in a task is then lost. Therefore the pump gives up a
+loop whose turn did not end, and the next driver makes a new one. The pump itself stays usable: each of its own changes
+is one bytecode, or is undone by a `finally` that covers it, or is under a lock that `with` takes and releases.
+(A `threading.Condition` is unsafe here: an interrupt may leave its lock taken, or release that of another thread.)
 """
 
+import _thread
 import asyncio
+import contextlib
+import queue
 import selectors
+import sys
 import threading
 import time
 from collections.abc import Callable, Coroutine
@@ -17,28 +27,34 @@ from typing import Any
 
 IN_A_ROW = 32
 """Callbacks that run before the loop looks for input again."""
+LONGEST_SLEEP = 0.1
+"""Seconds after which a sleeping thread checks again: a driver that is interrupted while it leaves may wake nobody."""
+
+_NOWHERE = object()
 
 
 class Pump:
     """A private event loop, driven by the threads that wait for it."""
 
     def __init__(self) -> None:
+        self.give_up: Callable[[], None] = lambda: None
+        """Called by the next driver after an interrupt ended a turn, before it makes a new loop."""
         self._loop: _Loop | None = None
+        self._lost: _Loop | None = None  # a loop that is to be given up
         self._lock = threading.Lock()
-        self._free = threading.Condition(self._lock)
-        self._driven = False
-        self._asleep = 0  # threads that wait for the driver
+        self._driver: object = None  # stands for the thread that turns the loop
+        self._bells: set[queue.SimpleQueue[None]] = set()  # of the threads that sleep
 
     def run(self, function: Callable[[], None], timeout: float) -> None:
         """Runs `function` on the loop, and the first turn of the tasks that it starts."""
-        loop = self._start()
         ran = False
 
         def first() -> None:
             try:
                 function()
             finally:
-                loop.call_soon(last)  # after the first turn of every task that the function started
+                # After the first turn of every task that the function started.
+                asyncio.get_running_loop().call_soon(last)
 
         def last() -> None:
             nonlocal ran
@@ -50,40 +66,44 @@ class Pump:
     def wait(self, done: Callable[[], bool], timeout: float, first: Callable[[], None] | None = None) -> None:
         """Turns the loop, or lets another thread turn it, until done() is true or the time is up. Calls `first` first.
 
-        Code that changes the result of done() must `wake` the pump.
+        Code that changes the result of done() must `wake` the pump. If an interrupt ends a turn in another thread,
+        `first` is called again, on the new loop.
         """
-        loop = self._start()
         if asyncio._get_running_loop() is None:
-            self._wait(loop, done, timeout, first)
+            self._wait(done, timeout, first)
             return
         # Two loops cannot run in one thread. The caller blocks its own loop either way, so this costs one more thread.
-        helper = threading.Thread(
-            target=self._wait, args=(loop, done, timeout, first), name="histospec-wait", daemon=True
-        )
-        helper.start()
-        helper.join()
+        over: queue.SimpleQueue[None] = queue.SimpleQueue()
+
+        def helper() -> None:
+            try:
+                self._wait(done, timeout, first)
+            finally:
+                over.put(None)
+
+        _thread.start_new_thread(helper, ())
+        over.get()
 
     def wake(self) -> None:
         """Makes all waiting threads check again. Called on the loop; the thread that drives it checks anyway."""
-        if self._asleep:
-            with self._free:
-                self._free.notify_all()
+        if self._bells:
+            for bell in list(self._bells):
+                bell.put(None)
 
     @property
     def used(self) -> bool:
         """Whether there is a loop."""
-        return self._loop is not None
+        return self._loop is not None or self._lost is not None
 
     def finish(self, last: Callable[[], Coroutine[Any, Any, None]], timeout: float) -> None:
-        """Runs `last` and every other task to its end, and closes the loop. The pump must not be used afterwards.
+        """Runs `last` and every other task to its end, and closes the loop. May be called again after an interrupt.
 
         Some tasks are gRPC's: each call has one that waits for the status, which arrives after the call was cancelled.
         If the loop is closed before that, gRPC keeps the call, its connection and eight threads until another loop
         turns, which may be never.
         """
-        if self._loop is None:
+        if not self.used:
             return
-        loop = self._loop
         tasks: list[asyncio.Task[None]] = []
 
         async def everything() -> None:
@@ -92,56 +112,86 @@ class Pump:
                 await asyncio.wait(others)
 
         def first() -> None:
-            tasks.append(loop.create_task(everything()))
-            tasks[0].add_done_callback(lambda _: self.wake())
+            tasks.append(asyncio.get_running_loop().create_task(everything()))
+            tasks[-1].add_done_callback(lambda _: self.wake())
 
-        self.wait(lambda: bool(tasks) and tasks[0].done(), timeout, first)
-        with self._free:
-            self._asleep += 1
-            while self._driven:
-                self._free.wait()
-            loop.close()
+        self.wait(lambda: bool(tasks) and tasks[-1].done(), timeout, first)
+        me = object()
+        try:
+            while not self._drives(me):
+                self._sleep(LONGEST_SLEEP, lambda: False)
+            if self._loop is not None:
+                self._loop.close()
+                self._loop = None
+        finally:
+            if self._driver is me:
+                self._driver = None
+                self.wake()
 
-    def _start(self) -> "_Loop":
-        # Only when needed: a process that forks before the first call must not share the loop's file descriptors.
-        if self._loop is None:
-            with self._lock:
-                if self._loop is None:
-                    loop = _Loop()
-                    loop.set_exception_handler(_quiet)
-                    self._loop = loop
-        return self._loop
-
-    def _wait(
-        self,
-        loop: "_Loop",
-        done: Callable[[], bool],
-        timeout: float,
-        first: Callable[[], None] | None,
-    ) -> None:
+    def _wait(self, done: Callable[[], bool], timeout: float, first: Callable[[], None] | None) -> None:
         until = time.monotonic() + timeout
-        while not done() and (left := until - time.monotonic()) > 0:
-            with self._lock:
-                if self._driven:
-                    if first is not None:
-                        loop.call_soon_threadsafe(first)
-                        first = None
-                    self._asleep += 1  # before done(): a thread that changes its result later wakes this one
-                    if not done():
-                        self._free.wait(left)
-                    self._asleep -= 1
+        me = object()
+        asked: object = _NOWHERE  # the loop that `first` was given to
+        try:
+            while not done() and (left := until - time.monotonic()) > 0:
+                if self._drives(me):
+                    loop = self._sound_loop()
+                    now = None if asked is loop else first
+                    asked = loop
+                    loop.turn(done, until, now)
                     continue
-                self._driven = True
-            try:
-                now, first = first, None
-                loop.turn(done, until, now)
-            finally:
-                with self._lock:
-                    self._driven = False
-                    if self._asleep:
-                        self._free.notify_all()
-        if first is not None:  # the time is up: the next driver calls it
-            loop.call_soon_threadsafe(first)
+                if asked is not self._loop:
+                    asked = self._ask(first)
+                self._sleep(left, done)
+        finally:
+            if self._driver is me:  # not in a function: an interrupt might come before its first line
+                self._driver = None
+                self.wake()
+        if asked is _NOWHERE:  # the time is up: the next driver calls it
+            self._ask(first)
+
+    def _drives(self, me: object) -> bool:
+        """Returns whether the caller turns the loop; makes it do so if no thread does."""
+        with self._lock:
+            if self._driver is None:
+                self._driver = me
+        return self._driver is me
+
+    def _sleep(self, seconds: float, done: Callable[[], bool]) -> None:
+        """Sleeps until another thread wakes this one, done() is true, or no thread turns the loop."""
+        bell: queue.SimpleQueue[None] = queue.SimpleQueue()
+        try:
+            self._bells.add(bell)
+            if self._driver is not None and not done():  # after the bell is there: what changes later rings it
+                with contextlib.suppress(queue.Empty):
+                    bell.get(timeout=min(seconds, LONGEST_SLEEP))
+        finally:
+            self._bells.discard(bell)
+
+    def _ask(self, function: Callable[[], None] | None) -> object:
+        """Has the thread that drives call this function. Returns the loop."""
+        with self._lock:
+            loop = self._loop
+            if loop is not None and function is not None:
+                loop.call_soon_threadsafe(function)
+        return loop
+
+    def _sound_loop(self) -> "_Loop":
+        """Returns the loop; a new one if there is none or an interrupt ended its last turn. Called by the driver."""
+        # Only when needed: a process that forks before the first call must not share the loop's file descriptors.
+        if self._loop is not None and self._loop.turning:
+            with self._lock:
+                self._lost, self._loop = self._loop, None
+        if self._lost is not None:
+            self.give_up()
+            self._lost.close()
+            self._lost = None
+        if self._loop is None:
+            loop = _Loop()
+            loop.set_exception_handler(_quiet)
+            self._loop = loop
+            self.wake()  # others may have a function for it
+        return self._loop
 
 
 class _Turning(Exception):  # noqa: N818 - not an error
@@ -164,6 +214,10 @@ class _Loop(asyncio.SelectorEventLoop):
     """An event loop that turns for a while, at less cost than `run_forever` and `stop`: a step turns it twice."""
 
     def __init__(self) -> None:
+        self.turning = False
+        """Whether a turn has begun and did not end. If no thread drives the loop, an interrupt has ended it."""
+        self._interrupt: BaseException | None = None
+        self._hook = sys.unraisablehook
         self._bounded = _Selector()
         super().__init__(self._bounded)
 
@@ -173,8 +227,12 @@ class _Loop(asyncio.SelectorEventLoop):
         While gRPC's coroutines run, they keep the exception that the caller is handling, and with it the caller's
         frames, which hold the client. Raising an exception without frames around the loop prevents this.
         """
-        asyncio._set_running_loop(self)
+        self.turning = True
+        self._hook = sys.unraisablehook
         try:
+            if threading.current_thread() is threading.main_thread():  # the only one that is interrupted
+                sys.unraisablehook = self._ignored
+            asyncio._set_running_loop(self)
             raise _Turning
         except _Turning as turning:
             turning.__traceback__ = turning.__context__ = None
@@ -189,7 +247,17 @@ class _Loop(asyncio.SelectorEventLoop):
                 error.__context__ = None
                 raise
         finally:
+            if sys.unraisablehook == self._ignored:
+                sys.unraisablehook = self._hook
             asyncio._set_running_loop(None)
+        self.turning = False
+
+    def _ignored(self, unraisable: "sys.UnraisableHookArgs") -> None:
+        """Takes an exception that C code ignores. gRPC does so where it calls asyncio; the turn raises an interrupt."""
+        if issubclass(unraisable.exc_type, Exception):
+            self._hook(unraisable)
+        else:
+            self._interrupt = unraisable.exc_value or unraisable.exc_type()
 
     def _rounds(self, done: Callable[[], bool], until: float) -> None:
         """Runs callbacks. Looks for input only if none is ready, and after IN_A_ROW of them.
@@ -204,6 +272,8 @@ class _Loop(asyncio.SelectorEventLoop):
                 handle = ready.popleft()
                 if not handle.cancelled():
                     handle._run()
+            if self._interrupt is not None:
+                raise self._interrupt
             if done() or time.monotonic() >= until:
                 return
             self._run_once()  # type: ignore[attr-defined]

@@ -18,6 +18,7 @@ from histospec.client.core.message_limits import ServerLimits
 from histospec.client.core.shard import CLOSED_HERE, Shard
 from histospec.client.core.step import GarbledReply
 from histospec.client.core.stream_state import StreamState
+from histospec.client.errors import WrongLoop
 from histospec.client.transport.channel import metadata, open_channel
 from histospec.client.transport.diagnosis import explain
 from histospec.client.transport.discovery import Discovery
@@ -26,6 +27,11 @@ from histospec.v1 import draft_pb2_grpc as rpc
 
 log = logging.getLogger("histospec.client")
 
+_DRAFT = "/histospec.v1.DraftService/Draft"
+LONGEST_ANSWER = 64 << 20
+"""Bytes that gRPC takes of one answer: three times that of 4,096 sessions. Most answers have a smaller limit."""
+_TOO_LONG = "CLIENT: Received message larger"
+"""How gRPC's own details begin if this side has refused a response; "SERVER: " if the server has refused a message."""
 _END: Any = grpc.aio.EOF  # type: ignore[attr-defined]
 
 
@@ -43,11 +49,12 @@ class Stream:
         self.state = state
         self._core = core
         self._shard = shard
-        self._channel = open_channel(grpc.aio, shard.endpoint, core.config)
-        stub: Any = rpc.DraftServiceStub(self._channel)
-        self._call = stub.Draft(metadata=metadata(core.config))
+        self._channel = open_channel(grpc.aio, shard.endpoint, core.config, longest=LONGEST_ANSWER)
+        draft = self._channel.stream_stream(_DRAFT, request_serializer=pb.DraftRequest.SerializeToString)
+        self._call = draft(metadata=metadata(core.config))
         seconds = core.config.timeouts.silence
-        self._limits = stub.Topology(pb.TopologyRequest(), timeout=seconds, metadata=metadata(core.config))
+        topology: Any = rpc.DraftServiceStub(self._channel).Topology
+        self._limits = topology(pb.TopologyRequest(), timeout=seconds, metadata=metadata(core.config))
         self._reader = _task(self._read())
         self._writer: asyncio.Task[None] | None = None
 
@@ -80,18 +87,20 @@ class Stream:
         await self._limits
         limits = ServerLimits.from_metadata(await self._limits.trailing_metadata())
         self._core.connected(self._shard, self.state, limits)
+        self._core.changed()
         self.kick()
 
     async def _read(self) -> None:
         code, details = grpc.StatusCode.UNAVAILABLE, "the server closed the stream"
         try:
             await self._connect()
-            while (response := await self._call.read()) is not _END:
-                if response is None:
-                    raise GarbledReply("it cannot be parsed")
-                self._core.reply(self._shard, self.state, response)
+            while (text := await self._call.read()) is not _END:
+                self._core.reply(self._shard, self.state, self.state.parse(text))
+                self._core.changed()
         except grpc.aio.AioRpcError as error:
             code, details = error.code(), error.details() or ""
+            if details.startswith(_TOO_LONG):
+                code, details = grpc.StatusCode.DATA_LOSS, f"garbled reply: {details}"
         except GarbledReply as error:
             code, details = grpc.StatusCode.DATA_LOSS, f"garbled reply: {error}"
         except asyncio.CancelledError:
@@ -100,6 +109,7 @@ class Stream:
             log.exception("HistoSpec: %s: the stream failed", self._shard.name)
             code, details = grpc.StatusCode.INTERNAL, repr(error)
         self._core.end(self._shard, self.state, code, details)
+        self._core.changed()
         await self.end()
 
     async def end(self) -> None:
@@ -139,7 +149,7 @@ class Streams:
         self._closing: set[asyncio.Task[None]] = set()
         self._discovery: asyncio.Task[None] | None = None
         self.loop: asyncio.AbstractEventLoop | None = None
-        """The loop on which they run; None until a stream is needed."""
+        """The loop on which they run; None before the first call."""
 
     def kick(self, shards: Sequence[Shard]) -> None:
         """Sends what the shards have in their outboxes. Called on the loop; does not wait."""
@@ -155,12 +165,24 @@ class Streams:
 
     def discover(self) -> None:
         """Starts the discovery of shards, if the configuration asks for it. Called on the loop; does not wait."""
-        self.loop = asyncio.get_running_loop()
+        self.join()
         if self._core.config.discover:
             if self._discovery is None:
                 self._discovery = _task(Discovery(self._core).run())
             for shard in [s for s in self._streams if s.left and s.settled]:
                 self._discard(shard)
+
+    def join(self) -> None:
+        """Makes the running loop theirs. Raises WrongLoop if they have another one."""
+        loop = asyncio.get_running_loop()
+        if self.loop is None:
+            self.loop = loop
+        elif self.loop is not loop:
+            state = "is closed" if self.loop.is_closed() else "is not the running one"
+            raise WrongLoop(
+                f"this client belongs to the event loop of its first call, {self.loop!r}, which {state}; "
+                "make a client in each event loop, and shut it down there"
+            )
 
     def found(self) -> bool:
         """Returns whether the client knows the shards, or knew them a moment ago."""
@@ -174,20 +196,27 @@ class Streams:
             task.add_done_callback(self._closing.discard)
 
     def abandon(self) -> None:
-        """Ends all streams after their loop was closed, as far as possible without it.
+        """Ends all streams after their loop was closed or given up, as far as possible without it.
 
         gRPC reports the end of a call to the loop that made it, from any loop that turns, and logs an error if the
         former is closed. The closed loop is therefore made to accept the report and do nothing, so that its tasks, some
-        of them gRPC's, are freed.
+        of them gRPC's, are freed. May be called again after an interrupt.
         """
-        assert self.loop is not None
-        self.loop.set_exception_handler(_ignore)
-        with contextlib.suppress(AttributeError):  # uvloop's loops do not allow it
-            self.loop.call_soon_threadsafe = _run_now  # type: ignore[assignment, method-assign]
-            self.loop.call_soon = _ignore  # type: ignore[assignment, method-assign]
+        if self.loop is not None:
+            self.loop.set_exception_handler(_ignore)
+            with contextlib.suppress(AttributeError):  # uvloop's loops do not allow it
+                self.loop.call_soon_threadsafe = _run_now  # type: ignore[assignment, method-assign]
+                self.loop.call_soon = _ignore  # type: ignore[assignment, method-assign]
         for stream in self._streams.values():
             stream.abandon()
         self._streams.clear()
+        self._closing.clear()
+        self.loop = self._discovery = None
+
+    def give_up_loop(self) -> None:
+        """Ends all streams after an interrupt ended a turn of their loop: tasks on it may have lost what they did."""
+        self._core.lose_streams()
+        self.abandon()
 
     async def end_all(self) -> None:
         """Ends all streams."""

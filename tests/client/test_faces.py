@@ -1,5 +1,6 @@
 """The client's interface: its methods, how it ends, and the repr of its values."""
 
+import asyncio
 import contextlib
 import importlib.metadata
 import inspect
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 
 import histospec.client
-from histospec.client import AsyncDraftClient, Draft, DraftClient, Response, Timeouts, Unavailable
+from histospec.client import AsyncDraftClient, Draft, DraftClient, Response, Timeouts, Unavailable, WrongLoop
 from tests.support.clients import texts
 from tests.support.servers import Server, Starter
 
@@ -175,3 +176,35 @@ def test_the_version_is_that_of_the_package() -> None:
     assert "__version__" in histospec.client.__all__
     with pytest.raises(AttributeError, match="no attribute 'version'"):
         histospec.client.version  # type: ignore[attr-defined]  # noqa: B018
+
+
+def test_an_asyncio_client_belongs_to_one_loop(shared_server: Server) -> None:
+    """From another loop, each call says so; so it does once its own loop is closed. `shutdown` then needs no loop."""
+    client = AsyncDraftClient(shared_server.endpoint, "faces-loops", timeouts=PATIENT)
+    calls: list[Callable[[], Awaitable[object]]] = [
+        lambda: client.open([[1]]),
+        lambda: client.step([1], [[1]]),
+        lambda: client.finish([1]),
+        client.flush,
+        lambda: client.history([1]),
+        lambda: client.ingest([1], [Response([1])]),
+        lambda: client.predict_lengths([[1]]),
+        client.topology,
+        client.inspect,
+        lambda: client.rewind(1),
+    ]
+
+    async def refused(why: str) -> None:
+        for call in calls:
+            with pytest.raises(WrongLoop, match=f"belongs to the event loop of its first call.* which {why}; make a"):
+                await call()
+
+    async def used() -> None:
+        await client.step(await client.open([[1]]), [[5]])
+        await asyncio.to_thread(asyncio.run, refused("is not the running one"))
+        assert len(await client.inspect()) == 1
+
+    asyncio.run(used())
+    asyncio.run(refused("is closed"))
+    asyncio.run(client.shutdown())
+    assert repr(client).endswith(" shut down>")

@@ -111,7 +111,7 @@ def test_what_fits_into_no_message_is_refused_alone(start_server: Starter, caplo
         assert (stats.commits, stats.dropped_commits, stats.pending_commits) == (1, 1, 0)
     eventually(lambda: server.metrics()["histospec_sessions"] == 0, "sessions are left")
     assert stored(server, 4) == [[list(range(50)), [0, 1]], [], [], []]
-    for part in ("open", "step", "close"):
+    for part in ("open", "close"):  # the refusal of the step comes within the same minute
         assert any(f"its {part} takes" in r.getMessage() and "--max-message" in r.getMessage() for r in caplog.records)
 
 

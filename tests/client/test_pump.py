@@ -81,7 +81,7 @@ def test_a_thread_that_waits_is_woken_by_the_thread_that_drives() -> None:
     driver.start()
     assert driving.wait(60)
     waiter.start()
-    eventually(lambda: pump._asleep)
+    eventually(lambda: pump._bells)
 
     def change(event: threading.Event) -> None:
         event.set()

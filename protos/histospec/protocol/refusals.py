@@ -15,9 +15,9 @@ def draft_too_long(wanted: int, limit: int) -> str:
 
 
 _NAMED = (
-    ("batch", re.compile(r"(?:opens|closes|step\.sessions|responses): \d+ are more than the limit of (\d+)")),
-    ("message", re.compile(r"[Rr]eceived message larger than max \(\d+ vs\. (\d+)\)")),  # gRPC's own sentence
-    ("draft", re.compile(r"step\.max_tokens: \d+ is over the limit of (\d+)")),
+    ("batch", re.compile(r"(?:opens|closes|step\.sessions|responses): \d+ are more than the limit of (\d{1,18})")),
+    ("message", re.compile(r"[Rr]eceived message larger than max \(\d+ vs\. (\d{1,18})\)")),  # gRPC's own sentence
+    ("draft", re.compile(r"step\.max_tokens: \d+ is over the limit of (\d{1,18})")),
 )
 
 
