@@ -191,11 +191,15 @@ class DraftClient:
             commit: whether the generated tokens of all sessions join the history of their problems.
             epochs: version of the policy, one for all sessions or one for each; None: the newest of the namespace.
             rewards: one for all sessions or one for each, None where there is none.
-            logprobs: None, or for each session None or float32[n], one for each generated token.
+            logprobs: None, or for each session None or float32[n], one for each generated token. Not stored for a
+                session that continues an aborted response, because those of its first tokens are unknown.
             changes: for a worker that does not know the epoch: how often its weights have changed, one for all sessions
                 or one for each. The server adds it to the newest epoch, unless a client gives explicit epochs.
             alternatives: None, or for each session None or the most probable other tokens at its generated tokens, as
                 `histospec.protocol.alternatives.pack` makes them.
+            aborted: whether the generations may go on, with commit=False. A session that any client opens within an
+                hour, with prompt and generated tokens as its prompt, continues the response: together they are one
+                response to the first prompt, which the last session commits.
 
         Raises:
             ValueError: an argument is malformed; no session was closed.

@@ -17,6 +17,8 @@ from histospec.client.config import Limits
 from histospec.client.core.outage_log import Losses
 from histospec.client.core.session import Session
 from histospec.client.values import ShardStats, Stats
+from histospec.protocol import alternatives
+from histospec.v1 import draft_pb2 as pb
 
 log = logging.getLogger("histospec.client")
 
@@ -43,6 +45,21 @@ class Commit:
     queue: "CommitQueue | None" = None
     """The queue that counts it; None before it is kept."""
 
+    def message(self) -> pb.CloseSession:
+        """Returns the close that commits it."""
+        session = self.session
+        return pb.CloseSession(
+            session=session.number,
+            commit=True,
+            epoch=self.epoch,
+            reward=self.reward,
+            # The log-probabilities of tokens that another request generated are unknown.
+            logprobs=b"" if session.continued else self.logprobs,
+            generated=session.length,
+            changes=self.changes,
+            alternatives=alternatives.preceded(self.alternatives, session.own, session.continued),
+        )
+
     @property
     def bytes(self) -> int:
         """Its bytes in memory, and approximately on the wire."""
@@ -64,12 +81,12 @@ def finished(
     reward = [arguments.reward_number(name, v) for name, v in arguments.each("rewards", rewards, count)]
     given = arguments.for_each("logprobs", logprobs, arguments.LOGPROBS, "sessions", count)
     scores = [
-        arguments.float_bytes(f"logprobs[{i}]", score, session.length)
+        arguments.float_bytes(f"logprobs[{i}]", score, session.own)
         for i, (score, session) in enumerate(zip(given, sessions, strict=True))
     ]
     packed = arguments.for_each("alternatives", alternatives, arguments.ALTERNATIVES, "sessions", count)
     others = [
-        arguments.alternative_bytes(f"alternatives[{i}]", some, session.length)
+        arguments.alternative_bytes(f"alternatives[{i}]", some, session.own)
         for i, (some, session) in enumerate(zip(packed, sessions, strict=True))
     ]
     return [Commit(*one) for one in zip(sessions, epoch, reward, scores, change, others, strict=True)]

@@ -41,6 +41,7 @@ from histospec.client.core.stream_state import StreamState
 from histospec.client.errors import HistoSpecError
 from histospec.client.recorder import recorder
 from histospec.client.values import Draft, Stats, Tokens
+from histospec.protocol.aborted import Aborted, AbortedResponses
 from histospec.protocol.costs import DEFAULT_VERIFY_COST
 from histospec.v1 import draft_pb2 as pb
 
@@ -96,13 +97,16 @@ class Core:
         """Logs why a shard does not answer: `log_outage`, or a function that finds out more first. Does not wait."""
         self._sessions: dict[int, Session] = {}
         self._owners: dict[int, Shard] = {}  # the shard that owns the problem of each session
+        self._aborted: AbortedResponses[str] = AbortedResponses(clock)  # by problem id
         self._numbers = itertools.count(1)
         self._appending = Appending()
         self._ending: tuple[list[Session], list[Commit]] = [], []
         """The sessions that `finish` is ending, and the responses of these that it is going to keep."""
         self._stats = Stats()
         self._commits = Commits(config.limits, self._stats, lambda session: self._owner(session).queue)
-        self._shared = Shared(config, self._stats, self._sessions, self._commits, lambda shard: self.explain(shard))
+        self._shared = Shared(
+            config, self._stats, self._sessions, self._commits, self._move, lambda shard: self.explain(shard)
+        )
         self._members = Membership(self._shared)
         self._lock = threading.Lock()
         self._interrupted = False
@@ -155,6 +159,12 @@ class Core:
     def _owner(self, session: Session) -> Shard:
         return self._members.owner(session.prompt, session.problem)
 
+    def _move(self, session: Session) -> None:
+        """Gives an open session to the present owner of its problem, which begins to read the history."""
+        self._owners[session.number].forget(session)
+        self._owners[session.number] = owner = self._owner(session)
+        owner.open(session)
+
     @_locked
     def update(self, endpoints: Sequence[Endpoint]) -> None:
         """Replaces the shards. Sessions and responses whose problem moves go to its new owner."""
@@ -162,11 +172,8 @@ class Core:
         for shard in self._members.update(endpoints):
             shard.lose_stream()
         for session in self._sessions.values():
-            former, owner = self._owners[session.number], self._owner(session)
-            if owner is not former:
-                former.forget(session)
-                self._owners[session.number] = owner
-                owner.open(session)  # it begins to read the history
+            if self._owner(session) is not self._owners[session.number]:
+                self._move(session)
         self._commits.move()
         if first.contact.lost and not first.endpoint.address:
             for shard in self.shards:
@@ -239,6 +246,8 @@ class Core:
         """Opens sessions that `prepare` returned."""
         self._sessions.update({session.number: session for session in sessions})
         for session in sessions:
+            if not session.generated and (first := self._aborted.find(session.problem, session.prompt)) is not None:
+                session.resume(first)
             shard = self._owners[session.number] = self._owner(session)
             shard.open(session)
 
@@ -257,10 +266,14 @@ class Core:
         logprobs: Sequence[Any] | None = None,
         changes: int | Sequence[int] | None = None,
         alternatives: Sequence[bytes | None] | None = None,
+        aborted: bool = False,
     ) -> None:
         """See `DraftClient.finish`."""
         arguments.listed("sessions", sessions, arguments.SESSIONS)
         arguments.flag("commit", commit)
+        arguments.flag("aborted", aborted)
+        if commit and aborted:
+            raise ValueError("aborted: responses that may be continued are not complete; give commit=False")
         chosen = find(self._sessions, sessions)
         responses = finished(chosen, epochs, rewards, logprobs, changes, alternatives)
         commits = [c for c in responses if commit and c.session.generated]
@@ -276,6 +289,9 @@ class Core:
                     seed=c.session.seed,
                     reward=c.reward,
                 )
+        if aborted:
+            for session in chosen:
+                self._abort(session)
         self._end(chosen, commits)
         self._ending = [], []
 
@@ -300,6 +316,7 @@ class Core:
             shard.renew()
         self._commits.recount(commits)
         self._ending = [], []
+        self._aborted = AbortedResponses(self._clock)  # the shards know them, too
         self._owners.clear()
         for session in self._sessions.values():
             shard = self._owners[session.number] = self._owner(session)
@@ -311,6 +328,16 @@ class Core:
         """Ends all streams: an interrupt has ended the loop that carried their messages."""
         for shard in self.shards + self._members.leaving:
             shard.lose_stream()
+
+    def _abort(self, session: Session) -> None:
+        """Lets the response of a session go on in another one, of this or another client."""
+        if not session.generated:
+            return
+        response = Aborted.of(session.prompt, session.generated)
+        self._aborted.add(session.problem, response)
+        message = pb.AbortedResponse(namespace=self.config.namespace, problem=session.problem, **response._asdict())
+        for shard in self.shards:
+            shard.abort(session, message)
 
     # ---- steps ----------------------------------------------------------------------------------------------------
 

@@ -17,7 +17,9 @@ from histospec.client.values import Tokens
 class Session:
     """One running generation. Keeps its tokens in the format of the wire: little-endian int32 bytes."""
 
-    __slots__ = ("generated", "length", "number", "opened", "problem", "prompt", "refused", "seed", "unreported")
+    __slots__ = (
+        "continued", "generated", "length", "number", "opened", "problem", "prompt", "refused", "seed", "unreported",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -33,10 +35,25 @@ class Session:
         self.generated = bytearray(generated)
         self.length = len(generated) // 4  # in tokens; stored, because every step reads it for each session
         self.seed = seed
+        self.continued = 0
+        """How many of the generated tokens, the first ones, an aborted response had before; the caller did not."""
         self.opened = False
         self.refused = False
         self.unreported: NDArray[np.int32] | None = None
         """The sum of the rows of `StepInput.report` of steps that were not sent."""
+
+    @property
+    def own(self) -> int:
+        """How many tokens it has generated, without those of the aborted response that it continues."""
+        return self.length - self.continued
+
+    def resume(self, prompt: int) -> None:
+        """Continues an aborted response, whose prompt are the first `prompt` tokens of this session's."""
+        first, taken = self.prompt[: 4 * prompt], self.prompt[4 * prompt :]
+        generated, tokens = bytearray(taken + self.generated), len(taken) // 4
+        length, continued = self.length + tokens, self.continued + tokens
+        # One line, which no interrupt divides. A seed draws the rest, not the whole response.
+        self.prompt, self.generated, self.length, self.continued, self.seed = first, generated, length, continued, None
 
     @property
     def bytes(self) -> int:

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 
 import grpc
 import numpy as np
@@ -19,10 +20,11 @@ from histospec.client.core.message_limits import UNLIMITED, ServerLimits
 from histospec.client.core.outage_log import Contact
 from histospec.client.core.recovery import CircuitBreaker, SendWindow
 from histospec.client.core.session import Session
-from histospec.client.core.step import Budget, Part, StepInput
-from histospec.client.core.stream_state import StreamState
+from histospec.client.core.step import Budget, GarbledReply, Part, StepInput
+from histospec.client.core.stream_state import Reply, StreamState
 from histospec.client.values import Draft, Stats
 from histospec.protocol import placement
+from histospec.protocol.aborted import LIMIT
 from histospec.v1 import draft_pb2 as pb
 
 log = logging.getLogger("histospec.client")
@@ -42,6 +44,8 @@ class Shared:
     sessions: Mapping[int, Session]
     """The open sessions, by number; a shard marks those that it refuses."""
     commits: Commits
+    move: Callable[[Session], None]
+    """Gives an open session whose prompt has changed to the shard that owns it."""
     explain: Callable[["Shard"], None]
     """Logs why a shard does not answer."""
     log_lines: deque[Callable[[], None]] = field(default_factory=deque)
@@ -106,7 +110,8 @@ class Shard:
         self.queue = shared.commits.queue(endpoint.name)
         self.queue.member, self.queue.drop_oldest = True, self._drop_oldest
         self._shared = shared
-        self._closes: list[int] = []  # sessions to close without a commit
+        # Sessions to close without a commit, and for the aborted ones, also those of other shards, what may go on.
+        self._closes: dict[int, pb.AbortedResponse | None] = {}
         self._opens: dict[int, Session] = {}  # sessions without a step so far; a flush opens them
 
     @property
@@ -142,7 +147,14 @@ class Shard:
         """Closes a session that has ended without a commit, or that has moved to another shard."""
         self._opens.pop(session.number, None)
         if self.stream and session.number in self.stream.server_has:
-            self._closes.append(session.number)
+            self._closes.setdefault(session.number, None)
+
+    def abort(self, session: Session, aborted: pb.AbortedResponse) -> None:
+        """Notes that a session of this or another shard was aborted: this one may own the prompt that continues it."""
+        self._opens.pop(session.number, None)
+        self._closes[session.number] = aborted
+        if len(self._closes) > LIMIT:  # the shard is away
+            del self._closes[next(iter(self._closes))]
 
     def commit(self, commit: Commit) -> None:
         """Ends a session, and keeps its response until the shard acknowledges it."""
@@ -246,7 +258,8 @@ class Shard:
     def _forget_stream(self) -> list[Commit]:
         """Ends the waits for its stream, if there is one. Returns the commits that it has not acknowledged."""
         stream, self.stream = self.stream, None
-        self._closes.clear()  # sessions end with their stream
+        # Sessions end with their stream; aborted responses may go on.
+        self._closes = {number: aborted for number, aborted in self._closes.items() if aborted is not None}
         if stream is None:
             return []
         again = stream.lose()
@@ -270,7 +283,7 @@ class Shard:
             batch = self.queue.take(now, capacity, most)
             if batch or self._closes:
                 left = stream.queue_closes(batch, self._closes, now)
-                self._closes = []
+                self._closes = {}
                 self.queue.waiting.extendleft(reversed(left))
         self._give_up_oversized(stream, now)
 
@@ -281,7 +294,7 @@ class Shard:
         stream.rejected.clear()
         refused, stream.refused = stream.refused, {}
         if refused:
-            self._closes += [number for number in refused if number in stream.server_has]
+            self._closes |= {number: None for number in refused if number in stream.server_has}
             self._refuse(refused, now)
 
     def _drop_oldest(self) -> Commit:
@@ -302,6 +315,8 @@ class Shard:
             GarbledReply: the response contradicts itself or what was sent.
         """
         reply = stream.interpret(response, now)
+        if reply.continued:
+            self._resume(stream, reply)
         stats, commits = self._shared.stats, self._shared.commits
         if not self.contact.answers:
             line = self.contact.reached(self.where, self._shared.config.namespace, now)
@@ -325,6 +340,21 @@ class Shard:
         commits.again(reply.unknown)
         if reply.refused:
             self._refuse(reply.refused, now)
+
+    def _resume(self, stream: StreamState, reply: Reply) -> None:
+        """Lets sessions, and responses on their way, continue aborted ones at the shards that own their problems."""
+        commits = chain(self.queue.waiting, *stream.commits.values(), reply.unknown)
+        finished = {commit.session.number: commit.session for commit in commits}
+        for number, prompt in reply.continued.items():
+            session = self._shared.sessions.get(number) or finished.get(number)
+            if session is None or prompt * 4 == len(session.prompt):
+                continue  # it has ended, or an earlier answer said so
+            if not 0 < prompt * 4 < len(session.prompt):
+                raise GarbledReply(f"prompts: {prompt} of the {len(session.prompt) // 4} tokens of a prompt")
+            session.resume(prompt)
+            if number in self._shared.sessions:
+                self._shared.move(session)
+        self._shared.commits.move()
 
     def connected(self, stream: StreamState, limits: ServerLimits, now: float) -> None:
         """Takes the limits of a shard that has just connected, before anything is written."""

@@ -24,7 +24,7 @@ from histospec.client.core.outage_log import printable
 from histospec.client.core.recovery import InFlight
 from histospec.client.core.session import Session
 from histospec.client.core.step import Budget, Drafts, GarbledReply, Part, StepInput, array
-from histospec.protocol.arrays import UINT64
+from histospec.protocol.arrays import INT32, UINT64
 from histospec.v1 import draft_pb2 as pb
 
 NOTHING: Mapping[int, str] = MappingProxyType({})
@@ -59,6 +59,8 @@ class Reply(NamedTuple):
     """Commits of sessions that the server refused."""
     refused: Mapping[int, str] = NOTHING
     """Sessions that will never get drafts, and the reasons."""
+    continued: Mapping[int, int] = MappingProxyType({})
+    """Sessions that continue an aborted response, and the length of its prompt."""
 
 
 @dataclass
@@ -211,8 +213,15 @@ class StreamState:
             del self.waiting[sequence]
         return len(unanswered)
 
-    def queue_closes(self, commits: Sequence[Commit], sessions: Iterable[int], now: float) -> list[Commit]:
+    def queue_closes(
+        self, commits: Sequence[Commit], sessions: Mapping[int, pb.AbortedResponse | None], now: float
+    ) -> list[Commit]:
         """Puts closes into the outbox, with commit and without. Opens sessions to commit that the server does not hold.
+
+        Args:
+            commits: the responses to commit.
+            sessions: those to close without, and for the aborted ones what may be continued.
+            now: the time.
 
         Returns:
             The commits for which the stream has no place now.
@@ -224,9 +233,9 @@ class StreamState:
         if behind:
             self.queue_step(StepInput.catching_up(behind), Budget(max_tokens=0), now)
         message = pb.DraftRequest()
-        for number in sessions:
-            if number in self.server_has:
-                message.closes.add(session=number, generated=self.server_has[number])
+        for number, aborted in sessions.items():
+            if aborted is not None or number in self.server_has:
+                message.closes.add(session=number, generated=self.server_has.get(number, 0), aborted=aborted)
                 self._forget(number)
         self._queue(message)
         message, size, batch, left = pb.DraftRequest(), 0, list[Commit](), list[Commit]()
@@ -248,16 +257,7 @@ class StreamState:
             if unopened:
                 free -= 1
                 self._add_open(message, session, session.length)
-            message.closes.add(
-                session=session.number,
-                commit=True,
-                epoch=commit.epoch,
-                reward=commit.reward,
-                logprobs=commit.logprobs,
-                generated=session.length,
-                changes=commit.changes,
-                alternatives=commit.alternatives,
-            )
+            message.closes.append(commit.message())
             self._forget(session.number)
             batch.append(commit)
             size += need
@@ -412,11 +412,17 @@ class StreamState:
         commits = self.commits.pop(sequence, [])
         self.in_flight.answered(sequence)
         self.heard = now if self.owes else None
-        if not (unknown or commits or response.refusals):  # fast path for steps
+        if not (unknown or commits or response.refusals or response.continued):  # fast path for steps
             return Reply(part, drafts)
+        resumed = array("continued", response.continued, UINT64)
+        self._named("continued", resumed)
+        prompts = array("prompts", response.prompts, INT32)
+        if len(resumed) != len(prompts):
+            raise GarbledReply(f"prompts: {len(prompts)} lengths for {len(resumed)} sessions")
+        continued = dict(zip(resumed.tolist(), prompts.tolist(), strict=True))
         refused = {r.session: printable(r.reason) for r in response.refusals if not r.later}
         later = {r.session: printable(r.reason) for r in response.refusals if r.later}
-        for number in unknown:
+        for number in unknown | continued.keys():
             if self._opened.get(number, sequence + 1) <= sequence:  # not opened again in the meantime
                 self._forget(number)
         for number in refused:
@@ -430,6 +436,7 @@ class StreamState:
             unknown=[c for c in commits if c.session.number in unknown],
             turned_down=[c for c in commits if c.session.number in refused and c.session.number not in unknown],
             refused=refused,
+            continued=continued,
         )
 
     def _named(self, field: str, sessions: "Sequence[int] | NDArray[np.uint64]") -> set[int]:

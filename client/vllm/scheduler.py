@@ -48,7 +48,7 @@ from histospec.protocol.costs import DEFAULT_VERIFY_COST
 
 logger = logging.getLogger("histospec.vllm")
 
-# The policy wrote a response to its end if it stopped or reached its limit. Aborted and failed ones are incomplete.
+# The policy wrote a response to its end if it stopped or reached its limit.
 COMMITTED = frozenset(
     (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED, RequestStatus.FINISHED_REPETITION)
 )
@@ -160,12 +160,12 @@ class HistoSpecScheduler(Scheduler):
     def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
         """Ends the session of a request. Every request leaves the scheduler here, with its final tokens."""
         with self._harmless("finish"):
-            output = None
+            output, whole = None, False
             try:
-                output = self._response(request)
+                output, whole = self._response(request)
             finally:
-                self._sessions.finish(request.request_id, output, self._versions.current)
-            if output:
+                self._sessions.finish(request.request_id, output, self._versions.current, whole)
+            if output and whole:
                 self._versions.wrote()
             if self._model is not None:
                 self._model.forget(request.request_id)
@@ -246,14 +246,19 @@ class HistoSpecScheduler(Scheduler):
         known = (options.epoch, self._versions.current.epoch, self._versions.current.changes)
         return next(epoch for epoch in known if epoch is not None)
 
-    def _response(self, request: Request) -> Sequence[int] | None:
-        """Returns the tokens that the finished request adds to the history, cut exactly; None if it is incomplete."""
+    def _response(self, request: Request) -> tuple[Sequence[int] | None, bool]:
+        """Returns the tokens that the request adds to the history, cut exactly, and whether it has them all.
+
+        An aborted request may be continued by another one. None: nothing of the request is kept.
+        """
         if self._sessions.sent(request.request_id) is None:
-            return None
+            return None, False
         end = self._stops.end(request)
         if end is not None:
-            return request.output_token_ids[:end]
-        return request.output_token_ids if request.status in COMMITTED else None
+            return request.output_token_ids[:end], True
+        aborted = request.status == RequestStatus.FINISHED_ABORTED
+        kept = request.output_token_ids if aborted or request.status in COMMITTED else None
+        return kept, not aborted
 
     def _certain(self, output: ModelRunnerOutput) -> Iterator[tuple[str, Sequence[int]]]:
         """Yields the sampled tokens of requests of which vLLM will cut none."""

@@ -52,6 +52,7 @@ class RequestSessions:
         # Sessions of finished requests: those to commit with their last tokens, and those to close without.
         self._commits: list[tuple[_RequestSession, Sequence[int], Version]] = []
         self._drops: list[_RequestSession] = []
+        self._aborts: list[tuple[_RequestSession, Sequence[int]]] = []  # those that another request may continue
 
     def begin(self, request_id: str, prompt: Sequence[int], options: RequestOptions) -> None:
         """Opens the request's session; the next message carries it."""
@@ -128,13 +129,14 @@ class RequestSessions:
         self.begin(request_id, session.prompt, session.options)
         self._sessions[request_id].alternatives = session.alternatives
 
-    def finish(self, request_id: str, output: Sequence[int] | None, version: Version) -> None:
+    def finish(self, request_id: str, output: Sequence[int] | None, version: Version, whole: bool = True) -> None:
         """Ends the request's session.
 
         Args:
             request_id: the id of a request, with or without a session.
             output: exactly the tokens to add to the history; None or empty: none.
             version: the weights that wrote the last of them.
+            whole: False if the request was aborted: a request whose prompt continues its text brings the rest.
         """
         session = self._sessions.get(request_id)
         if session is None:
@@ -144,10 +146,12 @@ class RequestSessions:
             session = self._sessions[request_id]
         del self._sessions[request_id]
         self._new.discard(session.id)
-        if output and session.options.commit is not False:
+        if not output or session.options.commit is False:
+            self._drops.append(session)
+        elif whole:
             self._commits.append((session, output[session.sent :], version))
         else:
-            self._drops.append(session)
+            self._aborts.append((session, output[session.sent :]))
 
     def settle(self) -> None:
         """Sends the last tokens of finished requests and closes their sessions.
@@ -157,9 +161,10 @@ class RequestSessions:
         """
         commits, self._commits = self._commits, []
         drops, self._drops = self._drops, []
-        if not commits and not drops:
+        aborts, self._aborts = self._aborts, []
+        if not (commits or drops or aborts):
             return
-        tails = [(session, tail) for session, tail, _ in commits if tail]
+        tails = [(session, tail) for session, tail in (*((s, t) for s, t, _ in commits), *aborts) if tail]
         if tails:
             verified = self._take_verified([session for session, _ in tails])
             self._send([session.id for session, _ in tails], [tail for _, tail in tails], verified)
@@ -174,17 +179,21 @@ class RequestSessions:
             )
         if drops:
             self.client.finish([session.id for session in drops], commit=False)
+        if aborts:
+            self.client.finish([session.id for session, _ in aborts], commit=False, aborted=True)
         if not self._sessions:
             self.client.flush()
 
     def forget(self) -> None:
         """Gives up every session after a failure: the requests go on without drafts and are not committed."""
         lost = [*self._sessions.values(), *self._drops, *(session for session, _, _ in self._commits)]
+        lost += [session for session, _ in self._aborts]
         self._sessions.clear()
         self._pending.clear()
         self._probe = None
         self._commits.clear()
         self._drops.clear()
+        self._aborts.clear()
         self._new.clear()
         with contextlib.suppress(Exception):  # the failure that led here may happen again
             self.client.finish([session.id for session in lost], commit=False)

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, TypeVar
 import structlog
 
 from histospec.native import Engine
+from histospec.protocol.aborted import AbortedResponses
 from histospec.server.errors import StoreBusy, StoreFull, StoreOpening
 from histospec.server.history.counts import Counts
 from histospec.server.history.indexing import Indexing
@@ -83,6 +84,7 @@ class History:
         """For the work of callers."""
         self.epochs = Epochs(store, watch_seconds, self._follow)
         self.namespaces = Namespaces(max_namespaces)
+        self.aborted: AbortedResponses[tuple[str, str]] = AbortedResponses()  # by namespace and problem id
         self._engine = engine
         self._store = store
         self._indexing = Indexing(engine)
@@ -327,6 +329,7 @@ class History:
     async def _forget(self, namespace: str, epoch: int | None, in_store: bool = True) -> int:
         rewinds = epoch is not None
         deleted = 0
+        self.aborted.forget(lambda problem: problem[0] == namespace)
         async with self.learning.forgetting(namespace):
             with self.missing.forgetting(namespace, keeps=rewinds or not in_store):
                 if in_store:

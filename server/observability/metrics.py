@@ -145,6 +145,14 @@ class Metrics:
             "Steps whose drafts missed the worker's deadline, as workers report them.",
             registry=registry,
         )
+        self.aborted = Counter(
+            "histospec_aborted_responses",
+            "Responses that workers aborted and may continue, and sessions that continued one.",
+            ("event",),
+            registry=registry,
+        )
+        for event in ("aborted", "continued"):
+            self.aborted.labels(event)
         self.streams = Gauge("histospec_streams", "Open Draft streams.", registry=registry)
         self.http_connections = Gauge(
             "histospec_http_connections", "Open connections of the HTTP port.", registry=registry

@@ -14,7 +14,7 @@ import grpc.aio
 import numpy as np
 import structlog
 
-from histospec.protocol.arrays import UINT64
+from histospec.protocol.arrays import INT32, UINT64
 from histospec.server.errors import StoreError
 from histospec.server.history.history import History
 from histospec.server.observability.metrics import Metrics
@@ -48,6 +48,8 @@ class Answer(NamedTuple):
     unknown: list[int]
     """Sessions in the message that the stream does not have."""
     commits: list[Commit]
+    continued: dict[int, int]
+    """Sessions that were not opened because they continue an aborted response, and the length of its prompt."""
     started: float
     """When the message arrived, by `time.perf_counter`."""
 
@@ -109,7 +111,7 @@ class Answers:
 
     def begin(self, sequence: int, started: float) -> Answer:
         """Returns a new, empty answer to a message."""
-        return Answer(pb.DraftResponse(sequence=sequence), [], [], started)
+        return Answer(pb.DraftResponse(sequence=sequence), [], [], {}, started)
 
     def refuse(self, answer: Answer, what: str, session: int, reason: str, later: bool = False) -> None:
         """Records that a session was refused: its "open", "step" or "commit". `later`: it may ask again."""
@@ -120,15 +122,18 @@ class Answers:
     async def finish(self, answer: Answer, wanted: bool) -> None:
         """Answers an applied message: at once, or once the store has its commits.
 
-        Sends no answer if none is `wanted` and no session is unknown or refused.
+        Sends no answer if none is `wanted` and no session is unknown, refused or continued.
         """
+        if answer.continued:
+            answer.response.continued = np.array(list(answer.continued), UINT64).tobytes()
+            answer.response.prompts = np.array(list(answer.continued.values()), INT32).tobytes()
         if answer.unknown:
             answer.response.unknown = np.array(answer.unknown, UINT64).tobytes()
         if answer.commits:
             task = asyncio.ensure_future(self._store(answer))
             self._storing.add(task)
             task.add_done_callback(self._delivered)
-        elif wanted or answer.unknown or answer.response.refusals:
+        elif wanted or answer.unknown or answer.continued or answer.response.refusals:
             await self._write(answer)
 
     async def _store(self, answer: Answer) -> None:

@@ -215,6 +215,13 @@ class DraftStream:
         if refusal:
             self._answers.refuse(answer, "open", opening.session, refusal)
             return
+        problem = opening.problem
+        if not opening.generated.size:
+            prompt = self._history.aborted.find((problem.namespace, problem.name), problem.prompt)
+            if prompt is not None:
+                answer.continued[opening.session] = prompt
+                self._metrics.aborted.labels("continued").inc()
+                return
         await self._sessions.open(opening)
         self._namespaces.add(opening.problem.namespace)
         self._counts["opened"] += 1
@@ -297,6 +304,11 @@ class DraftStream:
 
         `later`: why nothing can be committed now; empty if it can.
         """
+        if close.aborted is not None:
+            (name, problem), aborted = close.aborted
+            if self._permit.allows("write", name):
+                self._history.aborted.add((name, problem), aborted)
+                self._metrics.aborted.labels("aborted").inc()
         origin = self._sessions.origin(close.session)
         if origin is None or not close.commit or not close.generated:
             if not self._sessions.forget(close.session, close.generated) and close.commit:

@@ -14,6 +14,7 @@ from google.protobuf.message import DecodeError
 from numpy.typing import ArrayLike, NDArray
 
 from histospec.protocol import alternatives
+from histospec.protocol.aborted import DIGEST, TAIL, Aborted
 from histospec.protocol.arrays import FLOAT32, INT32, UINT64
 from histospec.protocol.limits import MAX_EPOCH, MAX_NAMESPACE, MAX_PROBLEM, MAX_QUANTILES
 from histospec.protocol.refusals import draft_too_long, too_many
@@ -26,6 +27,10 @@ from histospec.v1 import draft_pb2 as pb
 T = TypeVar("T")
 
 PIECE = 256 << 10  # bytes copied at a time: 0.1 ms
+
+
+AnyPrompt = tuple[str, str]
+"""The namespace and the explicit name of a problem; all problems without a name share one."""
 
 
 class Open(NamedTuple):
@@ -86,6 +91,8 @@ class Close(NamedTuple):
     generated: int
     changes: int
     alternatives: bytes
+    aborted: tuple[AnyPrompt, Aborted] | None = None
+    """The response that may be continued, of this or another shard."""
 
 
 class Undecodable(NamedTuple):
@@ -294,7 +301,24 @@ def _close(field: str, request: pb.CloseSession) -> Close:
         request.generated,
         request.changes,
         request.alternatives,
+        _aborted(f"{field}aborted", request.aborted) if request.HasField("aborted") else None,
     )
+
+
+def _aborted(field: str, request: pb.AbortedResponse) -> tuple[AnyPrompt, Aborted]:
+    name = namespace(f"{field}.namespace", request.namespace)
+    if len(request.problem) > MAX_PROBLEM:
+        raise InvalidRequest(f"{field}.problem: {len(request.problem)} characters are over the limit of {MAX_PROBLEM}")
+    if not 0 < request.prompt <= request.anchor:
+        raise InvalidRequest(
+            f"{field}.anchor: {request.anchor} must be at least {field}.prompt, {request.prompt}, from 1"
+        )
+    if len(request.digest) != DIGEST:
+        raise InvalidRequest(f"{field}.digest: {len(request.digest)} bytes, must be {DIGEST}")
+    tail = token_array(f"{field}.tail", request.tail).size
+    if not 0 < tail <= TAIL:
+        raise InvalidRequest(f"{field}.tail: {tail} tokens, must be 1 to {TAIL}")
+    return (name, request.problem), Aborted(request.prompt, request.anchor, request.digest, request.tail)
 
 
 def ingest(request: pb.IngestRequest, config: Config, newest_epoch: int) -> tuple[ResponseBatch, NDArray[np.int32]]:

@@ -105,6 +105,14 @@ def pack(places: Sequence[Place | None]) -> bytes:
     return joined(counts, bytes(groups))
 
 
+def preceded(packed: bytes, tokens: int, by: int) -> bytes:
+    """Returns the alternatives of `tokens` tokens, with `by` tokens before them that have none."""
+    if not packed or not by:
+        return packed
+    counts = _counts(packed, tokens)[:tokens]
+    return joined(np.concatenate([np.zeros(by, np.uint8), counts]), packed[-(-tokens // 4) :])
+
+
 def unpack(packed: bytes, tokens: int) -> list[Place | None]:
     """Returns the alternatives of each token, or None for a token without. Raises ValueError if they do not fit."""
     if wrong := fault(packed, tokens):

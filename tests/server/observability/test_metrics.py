@@ -47,6 +47,7 @@ def test_every_name_of_the_contract_is_there_from_the_start(server: Server, wire
         "verify_cost": "gauge",
         "late_steps_total": "counter",
         "refusals_total": "counter",
+        "aborted_responses_total": "counter",
     }.items():
         assert f"# TYPE histospec_{name} {kind}\n" in text
     assert "process_resident_memory_bytes" in text

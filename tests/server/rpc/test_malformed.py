@@ -51,6 +51,11 @@ def closing(**fields: Any) -> dict[str, list[pb.CloseSession]]:
     return {"closes": [pb.CloseSession(**({"session": 1, "commit": True, "generated": 1} | fields))]}
 
 
+def aborted(**fields: Any) -> dict[str, Any]:
+    good: dict[str, Any] = {"namespace": "run", "prompt": 1, "anchor": 2, "digest": bytes(16), "tail": i32(7)}
+    return {"closes": [pb.CloseSession(session=1, aborted=pb.AbortedResponse(**good | fields))]}
+
+
 MESSAGES = {
     "sessions not whole": (step(sessions=b"1234567"), INVALID, "step.sessions: 7 bytes"),
     "positions not whole": (step(positions=b"123"), INVALID, "step.positions: 3 bytes"),
@@ -144,6 +149,13 @@ MESSAGES = {
         INVALID,
         "closes[0].alternatives: a place behind the 1 tokens",
     ),
+    "aborted without a namespace": (aborted(namespace=""), INVALID, "closes[0].aborted.namespace: must not be empty"),
+    "aborted without a prompt": (aborted(prompt=0), INVALID, "closes[0].aborted.anchor: 2 must be at least"),
+    "aborted before its prompt": (aborted(anchor=0), INVALID, "closes[0].aborted.anchor: 0 must be at least"),
+    "aborted, short digest": (aborted(digest=b"1"), INVALID, "closes[0].aborted.digest: 1 bytes, must be 16"),
+    "aborted, no tokens": (aborted(tail=b""), INVALID, "closes[0].aborted.tail: 0 tokens, must be 1 to 128"),
+    "aborted, many tokens": (aborted(tail=i32(*range(129))), INVALID, "closes[0].aborted.tail: 129 tokens"),
+    "aborted, negative token": (aborted(tail=i32(-1)), INVALID, "closes[0].aborted.tail: token -1"),
     "good step, bad close": ({**step(), **closing(epoch=-1)}, INVALID, "closes[0].epoch"),
     "good open, bad step": ({**opening(), **step(lengths=i32(9))}, INVALID, "step.lengths"),
 }
