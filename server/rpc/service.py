@@ -19,7 +19,7 @@ from histospec.server.history.history import History
 from histospec.server.history.namespaces import look_alikes
 from histospec.server.observability.metrics import Metrics
 from histospec.server.rpc import wire
-from histospec.server.rpc.answering import SMALL_ANSWER, Answering
+from histospec.server.rpc.answering import SMALL_ANSWER, Answering, encoded_history
 from histospec.server.rpc.arrivals import PAUSE_SECONDS, caller
 from histospec.server.rpc.draft_stream import DraftStream
 from histospec.server.rpc.export import Exports
@@ -135,11 +135,11 @@ class DraftService(pb_grpc.DraftServiceServicer):
         problem, _ = wire.problem("", request)
         try:
             # The interceptor accepts bytes, too.
-            return await self._history.get(problem, request.limit, SMALL_ANSWER, wire.history)
+            return await self._history.get(problem, request.limit, SMALL_ANSWER, encoded_history)
         except LimitExceeded:
             who, most = caller(self._permit(context), context), self._config.max_message
             await self._answering.write_large(
-                context, who, lambda: self._history.get(problem, request.limit, most, wire.history)
+                context, who, lambda: self._history.get(problem, request.limit, most, encoded_history)
             )
             return None
 

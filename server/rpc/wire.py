@@ -5,8 +5,7 @@ over a limit, only that session is refused: `Open.refusal` says why.
 """
 
 import math
-from collections.abc import Callable, Iterable
-from io import BytesIO
+from collections.abc import Callable
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import numpy as np
@@ -25,9 +24,6 @@ from histospec.server.stores.records import from_message
 from histospec.v1 import draft_pb2 as pb
 
 T = TypeVar("T")
-
-PIECE = 256 << 10  # bytes copied at a time: 0.1 ms
-
 
 AnyPrompt = tuple[str, str]
 """The namespace and the explicit name of a problem; all problems without a name share one."""
@@ -134,22 +130,6 @@ def unless_encoded(encode: Callable[[Any], bytes] | None) -> Callable[[Any], byt
         return message if isinstance(message, bytes) or encode is None else encode(message)
 
     return encoded
-
-
-def history(records: Iterable[Record]) -> bytes:
-    """Returns an encoded HistoryResponse with these records.
-
-    Encodes one response at a time and joins them in pieces, so that other threads run in between: 45 MiB at once would
-    stop them for 0.1 s.
-    """
-    whole = BytesIO()  # concatenated messages decode as one message with the elements of all
-    for record in records:
-        one = pb.HistoryResponse()
-        one.responses.add(**record._asdict())  # a message that is given is copied
-        encoded = memoryview(one.SerializeToString())
-        for start in range(0, len(encoded), PIECE):
-            whole.write(encoded[start : start + PIECE])
-    return whole.getvalue()
 
 
 class Message(NamedTuple):
