@@ -20,6 +20,7 @@ from histospec.server.history.tenants import NOBODY, Tenants
 from histospec.server.logs.lines import Throttle
 from histospec.server.stores.interface import Problem, Reader, Record, ResponseBatch, Store, by_epoch
 from histospec.server.stores.records import lacking
+from histospec.server.threads import Threads
 
 log = structlog.get_logger()
 T = TypeVar("T")
@@ -85,6 +86,8 @@ class History:
         self, engine: Engine, store: Store, max_namespaces: int, tenants: Tenants, watch_seconds: float = WATCH_SECONDS
     ) -> None:
         self.counts = Counts()
+        self.threads = Threads()
+        """For the work of callers."""
         self.epochs = Epochs(store, watch_seconds, self._follow)
         self.tenants = tenants
         self.namespaces = Namespaces(max_namespaces, tenants)
@@ -168,6 +171,7 @@ class History:
         finally:
             await asyncio.to_thread(self._indexing.close)
             await asyncio.to_thread(self._store.close)
+            self.threads.close()
             self.counts.log_stored()
 
     # New responses
@@ -322,7 +326,7 @@ class History:
     ) -> Imported:
         async with self._importing:
             learned = bool(estimator) and await self.learning.take(namespace, estimator)
-            batches = await asyncio.to_thread(self._lacking, problems)
+            batches = await self.threads.run("import", self._lacking, problems)
             results = await asyncio.gather(*map(self.add, batches), return_exceptions=True)
         kept: list[ResponseBatch] = []
         for result in results:
@@ -345,15 +349,18 @@ class History:
 
     # Reads
 
-    async def get(self, problem: Problem, limit: int, room: int) -> list[Record]:
-        """Returns the stored responses, oldest first. Raises StoreError, and LimitExceeded beyond `room` bytes."""
+    async def get(self, problem: Problem, limit: int, room: int, encode: Callable[[list[Record]], T]) -> T:
+        """Returns `encode` of the stored responses, oldest first.
+
+        Raises StoreError, and LimitExceeded beyond `room` bytes.
+        """
         self.require_open()
         with self.counts.store_request():
-            return await asyncio.to_thread(self._store.history, problem, limit, room)
+            return await self.threads.run("history", lambda: encode(self._store.history(problem, limit, room)))
 
     async def read(self, work: Callable[[Reader], T]) -> T:
         """Runs `work` on the store in a thread. Returns its result. Keeps the store open. Raises StoreError."""
-        return await self._tasks.run(asyncio.to_thread(work, self._store))
+        return await self._tasks.run(self.threads.run("export", work, self._store))
 
     # Drops and rewinds
 

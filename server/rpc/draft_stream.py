@@ -24,6 +24,7 @@ from histospec.server.history.history import History
 from histospec.server.logs.lines import Throttle
 from histospec.server.observability.metrics import Metrics
 from histospec.server.rpc import slices, wire
+from histospec.server.rpc.answering import Answering
 from histospec.server.rpc.answers import Answer, Answers
 from histospec.server.rpc.connections import peer_of
 from histospec.server.rpc.open_sessions import OpenSessions
@@ -52,6 +53,7 @@ class DraftStream:
         config: Config,
         permit: Permit,
         context: "grpc.aio.ServicerContext[Any, Any]",
+        answering: Answering,
         sessions_each: Callable[[], float],
     ) -> None:
         self._engine = engine
@@ -63,7 +65,7 @@ class DraftStream:
         self._context = context
         self._sessions_each = sessions_each  # returns the average over all streams
         self._sessions = OpenSessions(engine, history)
-        self._answers = Answers(context, history, metrics, self._leave_when_idle)
+        self._answers = Answers(context, history, metrics, answering, self._leave_when_idle)
         self._draining = False
         self._leaving = asyncio.Event()
         self._refused: HistoSpecError | None = None
@@ -163,7 +165,7 @@ class DraftStream:
         pacer = slices.Pacer()
         if isinstance(request, bytes):
             decoded = await slices.decode(request, pacer)
-            message = await asyncio.to_thread(wire.message, decoded, self._config)
+            message = await self._history.threads.run("draft", wire.message, decoded, self._config)
         else:
             message = wire.message(request, self._config)
         self._check_opens(message)

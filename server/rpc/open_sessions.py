@@ -85,7 +85,7 @@ class OpenSessions:
         )
         if opening.prompt.size + opening.generated.size <= LONG_OPEN:
             return open_session()
-        opened = asyncio.ensure_future(asyncio.to_thread(open_session))
+        opened = asyncio.ensure_future(self._history.threads.run("draft", open_session))
         try:
             return await asyncio.shield(opened)
         except asyncio.CancelledError:  # the stream has ended, but the thread continues

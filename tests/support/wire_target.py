@@ -74,7 +74,7 @@ class Shard:
         metrics = Metrics(self.engine, self._history.counts)
         await self._history.load()
         self._service = DraftService(
-            self.engine, self._history, metrics, config, Access(None), Answering(Connections())
+            self.engine, self._history, metrics, config, Access(None), Answering(Connections(), metrics)
         )
 
     def forget(self) -> None:
