@@ -18,6 +18,7 @@ from histospec.native import SOURCES
 from histospec.protocol.gains import gain
 from histospec.server.errors import StoreError
 from histospec.server.history.namespaces import Progress
+from histospec.server.history.tenants import Tenants
 from histospec.server.logs.lines import RecentLines
 from histospec.server.observability.health_hints import Facts, hints
 from histospec.server.observability.metrics import Metrics
@@ -29,6 +30,8 @@ from histospec.server.security.watched_files import Watched
 from histospec.server.settings.addresses import ShardAddress
 from histospec.server.settings.config import Config
 from histospec.server.stores.interface import Store, StoreSize
+
+MAX_TENANTS = 50  # listed, as many as namespaces
 
 
 class Overview:
@@ -45,6 +48,7 @@ class Overview:
         watched: Sequence[Watched[Any]],
         store: Store,
         progress: Callable[[str], Progress],
+        tenants: Tenants,
         aside: Executor,
     ) -> None:
         self._config = config
@@ -59,6 +63,7 @@ class Overview:
         self._peers = ShardHealth([peer for peer in config.peers if peer.name != me.name], config)
         self._samples = Samples()
         self._runs = Runs(progress)
+        self._tenants = tenants
         self._size = StoreSize()
         self._started = time.monotonic()  # the wall clock may jump
         self._task: asyncio.Task[None] | None = None
@@ -92,6 +97,7 @@ class Overview:
         values |= {
             "ingested_responses": metrics.counts.stored_responses,
             "ingested_tokens": metrics.counts.stored_tokens,
+            "too_old_responses": metrics.counts.too_old,
             "store_errors": metrics.counts.store_errors,
             "late_steps": _value(metrics.late_steps.collect()),
             "batch_steps": buckets[-1],
@@ -141,6 +147,7 @@ class Overview:
                 source: {name: totals[f"{source}.{name}"] for name in ("draft_tokens", "accepted_tokens")}
                 for source in SOURCES
             },
+            "tenants": self._tenants_in_use(),
             "namespaces": self._runs.rows(_late(recent), _late(totals)),
             "namespaces_in_all": self._runs.in_all,
             "series": self._samples.series(offset=offset),
@@ -149,6 +156,16 @@ class Overview:
             "lines": lines,
             "hints": [hint._asdict() for hint in hints(self._facts(waiting, totals, recent, shards))],
         }
+
+    def _tenants_in_use(self) -> list[dict[str, Any]]:
+        """Returns the tenants that use most of the index; none without a token file."""
+        found: dict[str, dict[str, Any]] = {}
+        for use in self._tenants.uses():
+            row = found.setdefault(use.tenant, {"name": use.tenant or "(no tenant)", "refusals": 0})
+            row[use.resource], row[f"{use.resource}_share"] = use.used, use.share
+            row["refusals"] += use.refusals
+        rows = sorted(found.values(), key=lambda row: -row["index"])
+        return rows[:MAX_TENANTS] if self._tenants.known else []
 
     def _unreadable(self) -> dict[str, str]:
         """Returns why files cannot be read, by name."""
@@ -178,6 +195,8 @@ class Overview:
             index_bytes=totals["index_bytes"],
             memory=self._config.memory,
             store_errors=recent["store_errors"] or 0,
+            too_old=recent["too_old_responses"] or 0,
+            latest_too_old=self._metrics.counts.latest_too_old,
             unreadable=self._unreadable(),
             store_trouble=self._store.trouble,
             store_hazard=self._store.hazard,
