@@ -107,9 +107,10 @@ def test_a_dropped_namespace_is_in_no_state_that_the_status_keeps(tmp_path: Path
     config = Config(data_dir=tmp_path)
     me = ShardAddress("me", config.listen)
     with ThreadPoolExecutor(1) as aside, closing(open_store(config, "me")) as store:
-        overview = Overview(config, metrics, dict, me, {}, RecentLines(), [], store, lambda _: Progress(4), aside)
         tenants = Tenants(Access(None), engine)
-        overview = Overview(config, metrics, dict, me, {}, RecentLines(), [], store, lambda _: 4, tenants, aside)
+        overview = Overview(
+            config, metrics, dict, me, {}, RecentLines(), [], store, lambda _: Progress(4), tenants, aside
+        )
         for name in ("stays", "goes"):
             engine.ingest(name, [1], [[2, 3]])
             for _ in range(5):
