@@ -44,6 +44,11 @@ class AsyncDraftClient:
         self._streams.join()
         return self._core.open(*args, **kwargs)
 
+    @same_as(DraftClient.continues)
+    async def continues(self, *args: Any, **kwargs: Any) -> bool:
+        """See `DraftClient.continues`."""
+        return self._core.continues(*args, **kwargs)
+
     @same_as(DraftClient.step)
     async def step(self, *args: Any, **kwargs: Any) -> list[Draft]:
         """See `DraftClient.step`."""

@@ -36,7 +36,7 @@ struct NamespaceStats {
   std::uint64_t lookups_hit = 0;  // sessions opened on a problem that has finished responses
   std::uint64_t lookups_miss = 0;
   std::uint64_t misnamed_lookups = 0;  // of these, sessions whose prompt has responses under another problem id
-  std::uint64_t twins_hit = 0;  // sessions opened with a seed that has a twin
+  std::uint64_t twins_hit = 0;         // sessions opened with a seed that has a twin
   std::uint64_t twins_miss = 0;
   std::uint64_t drafts_hit = 0;  // drafts with at least one token
   std::uint64_t drafts_empty = 0;
