@@ -15,7 +15,7 @@ from histospec.client.config import configure
 from histospec.client.core.core import Core
 from histospec.client.core.shard import Pending
 from histospec.client.sync import GRACE, DraftClient
-from histospec.client.transport import calls
+from histospec.client.transport import calls, keeping
 from histospec.client.transport.connections import LoopConnections
 from histospec.client.transport.stream import Streams
 from histospec.client.values import Draft, Inspection, LengthPrediction, Response, Shard, Stats
@@ -92,6 +92,11 @@ class AsyncDraftClient:
             if time.monotonic() >= until:
                 self._core.overdue(touched)
                 return
+
+    @same_as(DraftClient.keep)
+    async def keep(self, *args: Any, **kwargs: Any) -> list[bool]:
+        """See `DraftClient.keep`."""
+        return await self._connections.keep(keeping.batch(self.config, *args, **kwargs))
 
     @same_as(DraftClient.ingest)
     async def ingest(self, *args: Any, **kwargs: Any) -> None:

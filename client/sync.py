@@ -13,7 +13,7 @@ from histospec.client.arguments import same_as
 from histospec.client.config import Breaker, Limits, Timeouts, Tls, configure
 from histospec.client.core.core import Core
 from histospec.client.core.shard import Pending
-from histospec.client.transport import calls
+from histospec.client.transport import calls, keeping
 from histospec.client.transport.connections import BlockingConnections
 from histospec.client.transport.pump import Pump
 from histospec.client.transport.stream import Streams
@@ -227,6 +227,51 @@ class DraftClient:
     def stats(self) -> Stats:
         """Returns the counters of this client since it was made."""
         return self._core.stats()
+
+    # ---- for trainers: never raises an error of the server --------------------------------------------------------
+
+    def keep(
+        self,
+        prompts: Sequence[Tokens],
+        responses: Sequence[Tokens | Response],
+        rewards: Sequence[Any] | None = None,
+        logprobs: Sequence[Any] | None = None,
+        generated: Sequence[Any] | None = None,
+        epoch: int | Sequence[int | None] | None = None,
+        problems: Sequence[str | None] | None = None,
+        seeds: Sequence[int | None] | None = None,
+    ) -> list[bool]:
+        """Adds the finished responses of a training step to the history, and never ends the training.
+
+        It waits for the store, at most `Timeouts.keep` seconds in all. If the server is away, hangs, refuses the
+        responses or cannot store them, they are not in the history, which costs only drafts. The log says so once a
+        minute. All responses to one prompt travel in one message, or in as many as their size needs.
+
+        Args:
+            prompts: B prompts. A prompt with several responses stands once for each.
+            responses: B responses, their tokens or a `Response`. One without tokens is not stored.
+            rewards: None, or for each response a number, or a list of numbers, whose sum counts. None, NaN and infinite
+                rewards are no reward.
+            logprobs: None, or for each response None or float32[n], one for each token. If one of them is None or NaN,
+                the response is stored without.
+            generated: None, or for each response None or bool[n], also as 0 and 1: whether the policy generated the
+                token; False for those of tools and users.
+            epoch: version of the policy that sampled them, one for all or one for each; None: the newest of the
+                namespace.
+            problems: None, or for each response an explicit problem id or None.
+            seeds: None, or for each response its sampling seed (int64) or None.
+
+        Returns:
+            For each response, whether the server has stored it. After a lost answer it may be stored although this is
+                False.
+
+        Raises:
+            ValueError: an argument is malformed; nothing was sent.
+        """
+        batch = keeping.batch(
+            self.config, prompts, responses, rewards, logprobs, generated, epoch, problems, seeds
+        )  # fmt: skip
+        return self._connections.keep(batch)
 
     # ---- single calls: these raise if the server cannot be reached ------------------------------------------------
 

@@ -458,6 +458,11 @@ class Core:
         )
 
     @_locked
+    def lose(self, shard: Shard, responses: int, tokens: int, reason: str) -> None:
+        """Logs, at most once a minute, that responses outside sessions are not stored at a shard."""
+        self._commits.losses.note(shard.name, tokens, reason, responses)
+
+    @_locked
     def report_losses(self) -> None:
         """Logs the dropped responses that are not logged yet, because the client ends."""
         self._commits.losses.report(all_of_them=True)

@@ -152,10 +152,10 @@ class Losses:
         self._clock = clock
         self._shards: dict[str, _Unlogged] = {}
 
-    def note(self, shard: str, tokens: int, reason: str) -> None:
-        """Counts a dropped response of `tokens` tokens, and logs it if a line is due."""
+    def note(self, shard: str, tokens: int, reason: str, responses: int = 1) -> None:
+        """Counts dropped responses of `tokens` tokens together, and logs them if a line is due."""
         unlogged = self._shards.setdefault(shard, _Unlogged(due=self._clock()))
-        unlogged.responses += 1
+        unlogged.responses += responses
         unlogged.tokens += tokens
         unlogged.reason = reason
         self.report()

@@ -103,7 +103,7 @@ def ingest(
     _at: str = "",
 ) -> list[Call[int]]:
     """Returns calls that add responses, as many as their size needs. `_at` is "[3]" if the problem is one of many."""
-    text, name = _problem(prompt, problem, _at)
+    text, name = problem_of(prompt, problem, _at)
     version = arguments.epoch_number("epoch", epoch)
     if isinstance(responses, values.Response):
         raise ValueError(f"responses{_at}: must be a list of responses; got one Response, give [response]")
@@ -114,13 +114,18 @@ def ingest(
             replace(response, seed=drawn) if isinstance(response, values.Response) else response
             for response, drawn in zip(responses, arguments.seed_numbers(f"seeds{_at}", seeds), strict=True)
         ]
-    messages = [_response(f"responses{_at}[{i}]", response) for i, response in enumerate(responses)]
+    messages = [response_message(f"responses{_at}[{i}]", response) for i, response in enumerate(responses)]
     if not messages:
         return []
-    request = pb.IngestRequest(
-        namespace=core.config.namespace, prompt=text, problem=name, epoch=version, responses=messages
+    return ingest_calls(
+        core,
+        pb.IngestRequest(namespace=core.config.namespace, prompt=text, problem=name, epoch=version, responses=messages),
     )
-    shard = core.shard_of(text, name)
+
+
+def ingest_calls(core: Core, request: pb.IngestRequest) -> list[Call[int]]:
+    """Returns calls for a request, as many as its size needs."""
+    shard = core.shard_of(request.prompt, request.problem)
     record = None if core.recorder is None else partial(_record, core.recorder)
     call = Call("Ingest", shard, request, core.config.timeouts.ingest, answers.count, record)
     return call.cut(core.config.limits)
@@ -141,14 +146,15 @@ def _record(recorder: Recorder, request: pb.IngestRequest) -> None:
         )
 
 
-def _problem(prompt: values.Tokens, problem: str | None, at: str = "") -> tuple[bytes, str]:
+def problem_of(prompt: values.Tokens, problem: str | None, at: str = "") -> tuple[bytes, str]:
     """Returns the prompt as bytes and the explicit id of a problem. `at` is "[3]" if it is one of many."""
     plural = f"s{at}" if at else ""
     text = arguments.token_bytes(f"prompt{plural}", prompt, empty=False)
     return text, arguments.problem_name(f"problem{plural}", problem)
 
 
-def _response(name: str, response: values.Response) -> pb.Response:
+def response_message(name: str, response: values.Response) -> pb.Response:
+    """Returns a response as a message. Raises ValueError."""
     if not isinstance(response, values.Response):
         raise ValueError(f"{name}: must be a Response, is {arguments.shown(response)}; give Response(tokens)")
     text = arguments.token_bytes(f"{name}.tokens", response.tokens, empty=False)
@@ -167,7 +173,7 @@ def history(
     core: Core, prompt: values.Tokens, problem: str | None = None, limit: int | None = None, *, _at: str = ""
 ) -> list[Call[list[values.Response]]]:
     """Returns a call for the stored responses of a problem."""
-    text, name = _problem(prompt, problem, _at)
+    text, name = problem_of(prompt, problem, _at)
     most = 0 if limit is None else arguments.whole("limit", limit, 1, (1 << 32) - 1, "[1, 2^32)")
     request = pb.HistoryRequest(namespace=core.config.namespace, prompt=text, problem=name, limit=most)
     return [Call("History", core.shard_of(text, name), request, core.config.timeouts.call, answers.history)]
@@ -218,7 +224,7 @@ def predict_length(
     quantiles: Sequence[float] | None = None,
 ) -> list[Call[values.LengthPrediction]]:
     """Returns a call for quantiles of the length of a response."""
-    text, name = _problem(prompt, problem)
+    text, name = problem_of(prompt, problem)
     length = _generated("generated", generated)
     request = pb.PredictLengthRequest(
         namespace=core.config.namespace, prompt=text, problem=name, generated=length, quantiles=_quantiles(quantiles)
@@ -259,7 +265,7 @@ def predict_lengths(
     wanted = _quantiles(quantiles)
     owned: dict[Shard, tuple[list[int], pb.PredictLengthsRequest]] = {}
     for i, (prompt, problem, length) in enumerate(zip(prompts, names, lengths, strict=True)):
-        text, name = _problem(prompt, problem, f"[{i}]")
+        text, name = problem_of(prompt, problem, f"[{i}]")
         begun = 0 if length is None else _generated(f"generated[{i}]", length)
         shard = core.shard_of(text, name)
         if shard not in owned:

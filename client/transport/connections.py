@@ -21,10 +21,11 @@ from histospec.client import quiet_grpc
 from histospec.client.config import Endpoint
 from histospec.client.core.core import Core
 from histospec.client.core.shard import Shard
-from histospec.client.errors import ConfigurationError, HistoSpecError, Unavailable, from_status
+from histospec.client.errors import ConfigurationError, HistoSpecError, Unavailable, WrongLoop, from_status
 from histospec.client.transport import calls
 from histospec.client.transport.calls import Call
 from histospec.client.transport.channel import metadata, open_channel
+from histospec.client.transport.keeping import Batch, Group
 from histospec.client.transport.pump import Pump
 from histospec.client.transport.stream import Streams
 from histospec.client.values import Inspection
@@ -162,6 +163,25 @@ class BlockingConnections(_Connections):
 
         return _side_by_side(one, plan)
 
+    def keep(self, batch: Batch) -> list[bool]:
+        """Stores a batch. Returns for each of its responses whether it is stored. Never raises."""
+
+        def one(group: Group) -> None:
+            try:
+                for call in batch.calls(self._core, group):
+                    self.one(call)
+                batch.keep(group)
+            except Exception as error:
+                batch.lose(self._core, group, error)
+
+        try:
+            self.find(self._core.config.timeouts.keep)
+            _side_by_side(one, batch.groups)
+            batch.report(self._core)
+        except Exception as error:
+            _not_kept(error)
+        return batch.stored
+
     def greet(self, timeout: float) -> list[Inspection]:
         """Asks every shard for its state when a worker starts. Returns the answers of those that let this client read.
 
@@ -277,6 +297,29 @@ class LoopConnections(_Connections):
             for task in running:
                 task.cancel()
 
+    async def keep(self, batch: Batch) -> list[bool]:
+        """See BlockingConnections. Raises WrongLoop."""
+        gate = asyncio.Semaphore(AT_A_TIME)
+
+        async def one(group: Group) -> None:
+            async with gate:
+                try:
+                    for call in batch.calls(self._core, group):
+                        await self.one(call)
+                    batch.keep(group)
+                except Exception as error:
+                    batch.lose(self._core, group, error)
+
+        try:
+            await self.find(self._core.config.timeouts.keep)
+            await asyncio.gather(*map(one, batch.groups))
+            batch.report(self._core)
+        except WrongLoop:
+            raise
+        except Exception as error:
+            _not_kept(error)
+        return batch.stored
+
     async def greet(self, timeout: float) -> list[Inspection]:
         """See BlockingConnections."""
         await self.find(timeout)
@@ -369,6 +412,11 @@ def _side_by_side(function: Callable[[S], T], inputs: Sequence[S]) -> list[T]:
     finally:
         over = True
     return ordered
+
+
+def _not_kept(error: Exception) -> None:
+    """Logs that a batch could not be sent: in a forked process, or where no more threads can begin."""
+    log.warning("HistoSpec: finished responses are not stored: %s", error)
 
 
 def _skip(lost: set[Shard], shard: Shard, error: Unavailable) -> None:
