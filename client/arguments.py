@@ -238,8 +238,11 @@ def known_reward(name: str, value: Any) -> float | None:
     if value is None:
         return None
     if isinstance(value, numbers.Number) or getattr(value, "ndim", None) == 0:
-        with contextlib.suppress(TypeError, ValueError, OverflowError):
-            total = float(value)  # type: ignore[arg-type]  # complex raises
+        with contextlib.suppress(TypeError, ValueError):
+            try:
+                total = float(value)  # type: ignore[arg-type]  # complex raises
+            except OverflowError:
+                total = math.inf
             return total if abs(total) <= LARGEST else None
         raise ValueError(f"{name}: must be a number, or a list of numbers, is {shown(value)}")
     array = _numbers(name, value)

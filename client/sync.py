@@ -243,9 +243,10 @@ class DraftClient:
     ) -> list[bool]:
         """Adds the finished responses of a training step to the history, and never ends the training.
 
-        It waits for the store, at most `Timeouts.keep` seconds in all. If the server is away, hangs, refuses the
-        responses or cannot store them, they are not in the history, which costs only drafts. The log says so once a
-        minute. All responses to one prompt travel in one message, or in as many as their size needs.
+        It waits for the store, at most `Timeouts.keep` seconds in all, and a tenth of that in the minute after it waited
+        in vain. If the server is away, hangs, refuses the responses or cannot store them, they are not in the history,
+        which costs only drafts; the log says so once a minute. All responses to one prompt travel in one message, or in
+        as many as their size needs.
 
         Args:
             prompts: B prompts. A prompt with several responses stands once for each.

@@ -25,7 +25,7 @@ from histospec.client.errors import ConfigurationError, HistoSpecError, Unavaila
 from histospec.client.transport import calls
 from histospec.client.transport.calls import Call
 from histospec.client.transport.channel import metadata, open_channel
-from histospec.client.transport.keeping import Batch, Group
+from histospec.client.transport.keeping import Batch, Group, Keeper
 from histospec.client.transport.pump import Pump
 from histospec.client.transport.stream import Streams
 from histospec.client.values import Inspection
@@ -51,6 +51,7 @@ class _Connections:
         self._core = core
         self._streams = streams
         self._channels: dict[Endpoint, Any] = {}
+        self._keeper = Keeper(core)
         self._lock = threading.Lock()
         self._ended = False
         """Whether single calls raise Unavailable."""
@@ -168,16 +169,15 @@ class BlockingConnections(_Connections):
 
         def one(group: Group) -> None:
             try:
-                for call in batch.calls(self._core, group):
+                for call in self._keeper.calls(batch, group):
                     self.one(call)
-                batch.keep(group)
             except Exception as error:
-                batch.lose(self._core, group, error)
+                self._keeper.lose(batch, group, error)
 
         try:
             self.find(self._core.config.timeouts.keep)
             _side_by_side(one, batch.groups)
-            batch.report(self._core)
+            self._keeper.report(batch)
         except Exception as error:
             _not_kept(error)
         return batch.stored
@@ -304,16 +304,15 @@ class LoopConnections(_Connections):
         async def one(group: Group) -> None:
             async with gate:
                 try:
-                    for call in batch.calls(self._core, group):
+                    for call in self._keeper.calls(batch, group):
                         await self.one(call)
-                    batch.keep(group)
                 except Exception as error:
-                    batch.lose(self._core, group, error)
+                    self._keeper.lose(batch, group, error)
 
         try:
             await self.find(self._core.config.timeouts.keep)
             await asyncio.gather(*map(one, batch.groups))
-            batch.report(self._core)
+            self._keeper.report(batch)
         except WrongLoop:
             raise
         except Exception as error:

@@ -4,6 +4,7 @@ A trainer must not end because its draft server is away. So `batch` raises Value
 before anything is sent. After that every failure is counted as a loss, which the core logs at most once a minute.
 """
 
+import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -12,11 +13,16 @@ from typing import Any
 from histospec.client import arguments, values
 from histospec.client.config import Config
 from histospec.client.core.core import Core
+from histospec.client.core.outage_log import PAUSE
 from histospec.client.core.shard import Shard
-from histospec.client.errors import Unavailable
+from histospec.client.errors import DeadlineExceeded, Unavailable
 from histospec.client.transport import calls
 from histospec.client.transport.calls import Call
 from histospec.v1 import draft_pb2 as pb
+
+SHORT = 0.1
+"""Of `Timeouts.keep`, while a shard hangs: the full time once a minute, so that a trainer with a call for each response
+does not wait for it each time."""
 
 
 @dataclass
@@ -35,43 +41,57 @@ class Group:
 
 
 class Batch:
-    """Responses to store until a time, and which of them are stored."""
+    """Responses to store, and which of them are stored."""
 
-    def __init__(self, size: int, groups: list[Group], patience: float) -> None:
+    def __init__(self, size: int, groups: list[Group]) -> None:
         self.groups = groups
         self.stored = [False] * size
         """For each response, whether the server has stored it."""
-        self._until = time.monotonic() + patience
-        self._away: dict[Shard, str] = {}  # shards that get no further calls, and why
-        self._lost: dict[Shard, list[tuple[Group, str]]] = {}  # what is not stored, and why
+        self.begun = time.monotonic()
+        self.away: dict[Shard, str] = {}
+        """The shards that get no further calls, and why."""
+        self.lost: dict[Shard, list[tuple[Group, str]]] = {}
+        """The groups that are not stored, or not all of them, and why."""
 
-    def calls(self, core: Core, group: Group) -> Iterator[Call[int]]:
+
+class Keeper:
+    """Stores the batches of a client, and knows which shards let it wait in vain."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._hung: dict[Shard, float] = {}  # when a call of the full patience began, on the monotonic clock
+
+    def calls(self, batch: Batch, group: Group) -> Iterator[Call[int]]:
         """Yields the calls that store a group. Raises Unavailable if its shard is away or no time is left."""
-        for call in calls.ingest_calls(core, group.request):
-            left = self._until - time.monotonic()
-            if call.shard in self._away:
-                raise Unavailable(self._away[call.shard])
+        for call in calls.ingest_calls(self._core, group.request):
+            if call.shard in batch.away:
+                raise Unavailable(batch.away[call.shard])
+            patience = self._core.config.timeouts.keep
+            if batch.begun - self._hung.get(call.shard, -math.inf) < PAUSE:
+                patience *= SHORT
+            left = batch.begun + patience - time.monotonic()
             if left <= 0:
                 raise Unavailable(f"{call.what}: no time is left for it")
             yield replace(call, timeout=left)
-
-    def keep(self, group: Group) -> None:
-        """Notes that a group is stored."""
+            self._hung.pop(call.shard, None)
         for row in group.rows:
-            self.stored[row] = True
+            batch.stored[row] = True
 
-    def lose(self, core: Core, group: Group, error: Exception) -> None:
+    def lose(self, batch: Batch, group: Group, error: Exception) -> None:
         """Notes that a group is not stored, or not all of it."""
-        shard = core.shard_of(group.request.prompt, group.request.problem)
+        shard = self._core.shard_of(group.request.prompt, group.request.problem)
         if isinstance(error, Unavailable):
-            self._away.setdefault(shard, str(error))
-        self._lost.setdefault(shard, []).append((group, str(error) or repr(error)))
+            batch.away.setdefault(shard, str(error))
+        if isinstance(error, DeadlineExceeded) and batch.begun - self._hung.get(shard, -math.inf) >= PAUSE:
+            self._hung[shard] = batch.begun
+        batch.lost.setdefault(shard, []).append((group, str(error) or repr(error)))
 
-    def report(self, core: Core) -> None:
+    def report(self, batch: Batch) -> None:
         """Has the core log the losses."""
-        for shard, lost in self._lost.items():
+        for shard, lost in batch.lost.items():
             groups = [group for group, _ in lost]
-            core.lose(shard, sum(len(g.rows) for g in groups), sum(g.tokens for g in groups), lost[0][1])
+            responses, tokens = sum(len(g.rows) for g in groups), sum(g.tokens for g in groups)
+            self._core.lose(shard, responses, tokens, lost[0][1])
 
 
 def batch(
@@ -112,7 +132,7 @@ def batch(
             groups[key] = Group(request, [])
         groups[key].request.responses.append(message)
         groups[key].rows.append(i)
-    return Batch(size, list(groups.values()), config.timeouts.keep)
+    return Batch(size, list(groups.values()))
 
 
 def _message(i: int, response: values.Response) -> pb.Response | None:

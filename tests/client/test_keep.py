@@ -1,16 +1,29 @@
-"""`DraftClient.keep`: what it stores, and that no fault of a server, and nothing that a trainer computes, ends a training."""
+"""`DraftClient.keep`: what it stores, and that no fault of a server and no odd reward ends a training."""
 
 import asyncio
 import math
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
-from histospec.client import AsyncDraftClient, DraftClient, Response, Timeouts, WrongLoop
+from histospec.client import (
+    AsyncDraftClient,
+    DeadlineExceeded,
+    DraftClient,
+    Response,
+    Timeouts,
+    Unavailable,
+    WrongLoop,
+)
+from histospec.client.config import configure
+from histospec.client.core.core import Core
+from histospec.client.transport import keeping
+from histospec.client.transport.keeping import Keeper
 from tests.support.clients import texts
 from tests.support.servers import Server, Starter
 
@@ -141,9 +154,9 @@ def test_a_server_that_hangs_is_waited_for_once_a_batch(
         assert face(server.endpoint, HASTY, many) == [[False] * 40]
     finally:
         os.kill(server.pid, signal.SIGCONT)
+    assert face(server.endpoint, PATIENT, many) == [[True] * 40]
     (line,) = lines(caplog)
     assert "dropped 40 finished responses of 40 tokens" in line
-    assert face(server.endpoint, PATIENT, many) == [[True] * 40]
 
 
 @faces
@@ -162,8 +175,8 @@ def test_a_server_that_goes_on_refusing_ends_nothing(
 def test_a_token_that_may_not_write_ends_nothing(
     face: Any, start_server: Starter, tmp_path: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    tokens = tmp_path / "tokens"
-    tokens.write_text("a-secret-of-some-length read\n")
+    tokens = tmp_path / "tokens.toml"
+    tokens.write_text('[[token]]\nname = "a"\nsecret = "a-secret-of-some-length"\n')
     tokens.chmod(0o600)
     server = start_server("--tokens", str(tokens))
     monkeypatch.setenv("HISTOSPEC_TOKEN", "another-secret-of-some-length")
@@ -196,3 +209,29 @@ def test_one_shard_of_two_is_away(start_server: Starter) -> None:
     assert 0 < sum(kept) < 32
     with DraftClient(server.endpoint, "keep", timeouts=PATIENT) as reader:
         assert [len(reader.history(prompt)) for prompt in prompts] == kept
+
+
+def test_a_shard_that_hung_gets_the_full_time_once_a_minute() -> None:
+    """A trainer with a call for each response must not wait for all of it each time."""
+    config = configure(NOWHERE, "keep", timeouts=PATIENT)
+    keeper = Keeper(Core(config, lambda: None))
+    start = time.monotonic()
+
+    def patience(at: float, error: Exception | None = None) -> float:
+        """The time that a batch gets which begins then, rounded to seconds, and fails with an error."""
+        batch = keeping.batch(config, PROMPTS[:1], RESPONSES[:1])
+        batch.begun = start + at
+        (group,) = batch.groups
+        sent = keeper.calls(batch, group)
+        call = next(sent)
+        if error is None:
+            assert next(sent, None) is None
+        else:
+            keeper.lose(batch, group, error)
+        return round(call.timeout + time.monotonic() - batch.begun)
+
+    hung, away = DeadlineExceeded("no answer"), Unavailable("connection refused")
+    assert [patience(0, away), patience(1, hung)] == [60, 60]
+    assert [patience(2, hung), patience(30, hung), patience(60, away)] == [6, 6, 6]
+    assert [patience(61, hung), patience(62, hung)] == [60, 6]
+    assert [patience(63), patience(64)] == [6, 60]
