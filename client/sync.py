@@ -46,8 +46,9 @@ class DraftClient:
     imports gRPC before this package and forks later, start it with GRPC_ENABLE_FORK_SUPPORT=0: otherwise gRPC starts
     threads again in the child, which sometimes crashes it.
 
-    A client that is garbage-collected without `shutdown` closes its connections, and loses responses that the server
-    has not acknowledged.
+    A client that is garbage-collected, or whose process ends, without `shutdown` sends its finished responses, for at
+    most `Timeouts.shutdown` seconds, and logs how many the server has not acknowledged. A process that a signal such as
+    SIGTERM or SIGKILL ends, or `os._exit`, runs nothing of this: there call `flush` after `finish`.
 
     KeyboardInterrupt (Ctrl-C, or Jupyter's "interrupt the kernel") may end any method. The client then remains usable:
     `open`, `send`, `step` and `finish` have taken effect as a whole or not at all, and the next call connects again if
@@ -216,13 +217,7 @@ class DraftClient:
         Args:
             timeout: seconds; None: the deadline of a step.
         """
-        until = time.monotonic() + self._core.flush_seconds(timeout)
-        while touched := self._core.flush():
-            self._pump.run(partial(self._streams.kick, touched), until - time.monotonic())
-            self._pump.wait(partial(self._core.settled, touched), until - time.monotonic())
-            if time.monotonic() >= until:
-                self._core.overdue(touched)
-                return
+        self._connections.flush(self._core.flush_seconds(timeout))
 
     def stats(self) -> Stats:
         """Returns the counters of this client since it was made."""
@@ -243,10 +238,10 @@ class DraftClient:
     ) -> list[bool]:
         """Adds the finished responses of a training step to the history, and never ends the training.
 
-        It waits for the store, at most `Timeouts.keep` seconds in all, and a tenth of that in the minute after it waited
-        in vain. If the server is away, hangs, refuses the responses or cannot store them, they are not in the history,
-        which costs only drafts; the log says so once a minute. All responses to one prompt travel in one message, or in
-        as many as their size needs.
+        It waits for the store, at most `Timeouts.keep` seconds in all, and a tenth of that in the minute after it
+        waited in vain. If the server is away, hangs, refuses the responses or cannot store them, they are not in the
+        history, which costs only drafts; the log says so once a minute. All responses to one prompt travel in one
+        message, or in as many as their size needs.
 
         Args:
             prompts: B prompts. A prompt with several responses stands once for each.
@@ -464,8 +459,7 @@ class DraftClient:
         if quiet_grpc.forked():  # the connections belong to the parent
             return
         if self._connections.begin_end():
-            self.flush(self.config.timeouts.shutdown)
-            self._core.report_losses()
+            self._connections.send_last()
         self._connections.end()
         self._dropped.detach()
 

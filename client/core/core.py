@@ -117,6 +117,11 @@ class Core:
         """Whether the client sends nothing any more."""
         return self._shared.closed
 
+    @property
+    def unacknowledged(self) -> int:
+        """How many finished responses no shard has acknowledged yet. Takes no lock: the garbage collector may ask."""
+        return self._commits.pending
+
     def stop(self) -> None:
         """Stops sending, and closes the recorder."""
         self._shared.closed = True
