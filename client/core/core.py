@@ -208,16 +208,16 @@ class Core:
 
     @_locked
     def log_outage(self, shard: Shard, outage: Outage | None = None) -> None:
-        """Logs why a shard does not answer, unless it answers by now.
+        """Logs why a shard does not answer, unless it answers by now or the end of the client has logged it.
 
         Args:
             shard: the shard.
             outage: the reason; None: the status that gRPC reported.
         """
         contact = shard.contact
-        if contact.lost and not self.closed:
+        if contact.lost and contact.line_due and not self.closed:
             contact.mark_logged()
-            line = outage or Outage.by_status(shard.where, contact.code, contact.details)
+            line = outage or contact.outage(shard.where)
             self._shared.log_lines.append(partial(log.warning, "%s", line))
 
     def _write_log(self) -> None:
@@ -468,9 +468,11 @@ class Core:
         self._commits.losses.note(shard.name, tokens, reason, responses)
 
     @_locked
-    def report_losses(self) -> None:
-        """Logs the dropped responses that are not logged yet, because the client ends."""
+    def report_end(self) -> None:
+        """Logs, because the client ends, which dropped responses and which silent shards are not logged yet."""
         self._commits.losses.report(all_of_them=True)
+        for shard in self.shards:
+            shard.end_of_client()
 
     # ---- what the streams report ----------------------------------------------------------------------------------
 

@@ -111,11 +111,12 @@ class _Connections:
 
     def _report(self) -> None:
         """Logs which responses are lost, because the client ends. May be called again."""
-        self._core.report_losses()
-        waiting = self._core.unacknowledged
         with self._lock:  # a thread may end a client that was dropped while the process ends
             reported, self._reported = self._reported, True
-        if waiting and not reported:
+        if reported:
+            return
+        self._core.report_end()
+        if waiting := self._core.unacknowledged:
             lost = "1 is lost" if waiting == 1 else f"{waiting} are lost"
             log.warning("HistoSpec: the client ends before the server acknowledged its finished responses: %s", lost)
 
