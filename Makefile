@@ -139,7 +139,7 @@ test-long: setup
 	$(MAKE) --no-print-directory test-vllm-$(VLLM_OLD) test-vllm-$(VLLM_MID) OLD_TESTS='$(LONG) -m "not newest" tests/vllm'
 
 # What holds in every version; `make test-long` also runs what may differ.
-OLD_TESTS := tests/vllm/test_interface.py tests/vllm/test_patches.py tests/vllm/test_greedy.py
+OLD_TESTS := tests/vllm/test_interface.py tests/vllm/test_patches.py tests/vllm/test_greedy.py tests/vllm/test_enabling.py
 
 # Downloads every wheel at the first time, some GB, and keeps their Python files.
 vllm-versions: setup

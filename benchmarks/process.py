@@ -34,9 +34,9 @@ class Child(Generic[Held]):
         """Starts a call without waiting for it."""
         self._connection.send((method, args, named))
 
-    def wait(self) -> None:
-        """Waits for the started call. Raises EOFError if the process died; its traceback is on stderr."""
-        self._connection.recv()
+    def wait(self) -> Any:
+        """Waits for the started call. Returns its result. Raises EOFError if the process died."""
+        return self._connection.recv()
 
     def ended(self, seconds: float) -> bool:
         """Returns whether the started call, or the process, has ended. Waits at most this many seconds."""

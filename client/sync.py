@@ -281,12 +281,15 @@ class DraftClient:
     ) -> None:
         """Adds finished responses to the history of a problem. Returns when the server has stored them.
 
-        Many responses are sent in several messages; after an error some of them may be stored.
+        Many responses are sent in several messages; after an error some of them may be stored. Responses older than
+        the epochs that the server keeps of the problem do not stay: a warning says so, and `stats().too_old` counts
+        them.
 
         Args:
             prompt: tokens of the problem's prompt.
             responses: finished responses to it. Their `epoch` is ignored.
-            epoch: version of the policy that sampled them; None: the newest of the namespace.
+            epoch: version of the policy that sampled them; None: the newest of the namespace. The server refuses an
+                epoch that is more than 2^20 ahead of the newest.
             problem: explicit problem id; None: the prompt identifies the problem.
             seeds: the sampling seed of each response (int64 or None), in place of their own `seed`.
 

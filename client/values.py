@@ -131,6 +131,9 @@ class Stats:
     """Finished responses that the server has not acknowledged yet."""
     dropped_commits: int = 0
     """Finished responses that were lost: they exceeded the limits, or the server refused them."""
+    too_old: int = 0
+    """Responses, committed or ingested, that the server acknowledged and did not keep: it keeps newer epochs of their
+    problem."""
     breakers: dict[str, str] = field(default_factory=dict)
     """State of each shard's breaker: closed (the shard answers), open, or trying."""
     shards: dict[str, ShardStats] = field(default_factory=dict)

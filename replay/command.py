@@ -3,11 +3,9 @@
 import argparse
 import json
 import os
-import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from itertools import chain
-from pathlib import Path
 from typing import TypeVar
 
 from rich.console import Console
@@ -20,8 +18,9 @@ from histospec.replay import arctic as replay_arctic
 from histospec.replay import plot as replay_plot
 from histospec.replay import tables as replay_tables
 from histospec.replay.plan import replay
-from histospec.replay.recordings import STDIN, Recording, RecordingError, is_regular, opened
+from histospec.replay.recordings import Recording, RecordingError, grouping, is_regular, names, opened
 from histospec.replay.recordings.text import Text
+from histospec.replay.recordings.tool_text import Marks, ToolText
 from histospec.replay.result import Options, as_json
 from histospec.server.arguments import MOST_COST, ArgumentParser, amount, whole
 from histospec.server.errors import ConfigError
@@ -54,11 +53,13 @@ def main(argv: Sequence[str]) -> int:
         history=(False, True) if args.history is None else (args.history,),
         compare=args.compare == "arctic",
     )
-    file = _called(args.file[0]) + (f" and {len(args.file) - 1} more" if len(args.file) > 1 else "")
-    name = re.sub(r"(\.(jsonl|parquet|gz))+(?=$| and )", "", file)
+    files = names.in_order(args.file)
+    name = names.called(files)
     plot = args.plot
     if plot is None and not args.no_plot and replay_plot.possible():
         plot = f"{name}.replay.png"
+    name += f" ({len(files)} files)" if len(files) > 1 else ""
+    file = name if len(files) > 1 else names.base(files[0])
     if plot is not None:
         replay_plot.require(plot)
     if args.json is not None and plot is not None and is_stdout(args.json) and is_stdout(plot):
@@ -70,11 +71,15 @@ def main(argv: Sequence[str]) -> int:
             targets.enter_context(written(target, force=args.force)) if target else None for target in (args.json, plot)
         )
         with _progress(errors) as progress:
-            recording = Recording(Text(args.tokenizer), args.fields, several=len(args.file) > 1)
+            tools = ToolText([Marks(*pair) for pair in args.tool_marks or ()], known=not args.no_tool_marks)
+            text = Text(args.tokenizer, trusted=args.trust_remote_code, tools=tools)
+            recording = Recording(text, args.fields, several=len(files) > 1)
             try:
-                _read(args.file, recording, progress)
+                _read(files, recording, progress)
+                if recording.undated and options.mode == "hist":
+                    raise RecordingError(grouping.UNDATED)
                 problems = recording.problems()
-                notes = recording.notes()
+                notes = [*names.order(files), *recording.notes()]
                 result = replay(problems, options, progress)
             except RecordingError as error:
                 raise ConfigError(f"{file}: {error}") from None
@@ -82,7 +87,8 @@ def main(argv: Sequence[str]) -> int:
             out.print(Line(note, style="dim"), soft_wrap=True)
         out.print(replay_tables.report(result, options, name))
         if figures is not None:
-            figures.write((json.dumps(as_json(result, options, file, notes), indent=2) + "\n").encode())
+            shown = json.dumps(as_json(result, options, file, notes), indent=2, allow_nan=False)
+            figures.write(f"{shown}\n".encode())
         if picture is not None and plot is not None:
             replay_plot.save(replay_plot.plot(result, options, name), picture, plot)
     if plot is not None:
@@ -92,17 +98,13 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _called(name: str) -> str:
-    return "standard input" if name == STDIN else Path(name).name
-
-
-def _read(names: Sequence[str], recording: Recording, progress: Progress) -> None:
+def _read(files: Sequence[str], recording: Recording, progress: Progress) -> None:
     """Adds the files to the recording. The progress bar follows the bytes read, if their number is known."""
-    for name in names:
+    for name in files:
         with opened(name) as file:
             known = is_regular(file)
             size = os.fstat(file.fileno()).st_size if known else None
-            bar = progress.add_task(f"reading {escape(_called(name))}", total=size)
+            bar = progress.add_task(f"reading {escape(names.base(name))}", total=size)
             for _ in recording.read(file, name):
                 if known:
                     progress.update(bar, completed=file.tell())
@@ -137,6 +139,20 @@ def _parser() -> ArgumentParser:
         "--tokenizer",
         metavar="NAME_OR_PATH",
         help="the model's tokenizer, for files that hold text: a folder, or a name on the Hugging Face hub",
+    )
+    parser.add_argument("--trust-remote-code", action="store_true", help="let code run that comes with the tokenizer")
+    marks = parser.add_mutually_exclusive_group()
+    marks.add_argument(
+        "--tool-marks",
+        type=_mark,
+        nargs=2,
+        action="append",
+        metavar=("BEGIN", "END"),
+        help="text of a response between these marks was written by tools, not by the model, such as "
+        "'<result>' '</result>'; beside the known marks",
+    )
+    marks.add_argument(
+        "--no-tool-marks", action="store_true", help="the model wrote all text of a response, whatever marks are in it"
     )
     parser.add_argument(
         "--fields",
@@ -233,6 +249,12 @@ def _fields(text: str) -> Mapping[str, str]:
             f"must be such as prompt=question,response=answer, with {', '.join(NAMES)} before the =, is {text[:60]!r}"
         )
     return pairs
+
+
+def _mark(text: str) -> str:
+    if not text.strip():
+        raise argparse.ArgumentTypeError("must not be empty")
+    return text
 
 
 def _siblings(text: str) -> int | None:

@@ -4,11 +4,14 @@ By name and digest (scripts/vllm_sources.py): what the function does otherwise, 
 docs/vllm-versions.md shows them with their releases.
 """
 
-from histospec.client.vllm.needs import CORE, DETOKENIZER, REJECTION, RUNNER, SCHEDULER, TOP_K_TOP_P
+from histospec.client.vllm.needs import CORE, DETOKENIZER, ENGINE_ARGS, REJECTION, RUNNER, SCHEDULER, TOP_K_TOP_P
 
 NO_DRAFTS = "does not read the configuration of speculation; a step without drafts is prepared as without speculation"
 
 READ: dict[str, dict[str, str]] = {
+    f"{ENGINE_ARGS}.create_speculative_config": {
+        "b9f9707b12d2": "takes the names of `speculative_config` as they are, without replacing hyphens",
+    },
     f"{SCHEDULER}.update_from_output": {
         "fe49d152bf23": "no stale output of preempted requests, and statistics of KV transfers are read earlier; it "
         "appends, stops and frees in the same order",

@@ -9,11 +9,10 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from importlib import metadata
-from itertools import chain
 
 import grpc
 import grpc.aio
@@ -26,6 +25,7 @@ from histospec.native import Engine
 from histospec.protocol.names import DRAFT_SERVICE
 from histospec.server.errors import ConfigError, HistoSpecError, reason
 from histospec.server.history.history import History
+from histospec.server.history.tenants import Tenants
 from histospec.server.logs import lines as logs
 from histospec.server.logs.output import drain as drain_log
 from histospec.server.logs.output import log_output
@@ -45,8 +45,8 @@ from histospec.server.observability.web import Web, application, most_connection
 from histospec.server.open_store import location_of, open_patiently
 from histospec.server.process import ENDING, TOGETHER, ends
 from histospec.server.rpc.answering import Answering
-from histospec.server.rpc.arrivals import Arriving, Governor
 from histospec.server.rpc.connections import Connections
+from histospec.server.rpc.governor import Governor
 from histospec.server.rpc.health import Health
 from histospec.server.rpc.interceptors import SPECRL, Accounting
 from histospec.server.rpc.service import DraftService
@@ -140,19 +140,26 @@ class Server:
             namespace_tokens=config.namespace_tokens,
             history_responses=config.history_responses,
         )
-        self._history = History(engine, store, config.max_namespaces)
+        self._history = History(engine, store, config.max_namespaces, Tenants(access, engine))
         self._metrics = Metrics(engine, self._history.counts)
-        self._metrics.registry.register(Vitals(config, store, certificates, self._watched, self._ready))
-        self._connections = Connections()
-        self._answering = Answering(self._connections)
-        self._service = DraftService(engine, self._history, self._metrics, config, access, self._answering)
-        self._specrl = RolloutCacheService(self._history, config, access) if config.specrl_namespace else None
-        self._services = [DRAFT_SERVICE] if self._specrl is None else [DRAFT_SERVICE, SPECRL.full_name]
-        self._health = Health(self._answering)
-        self._accounting = Accounting(self._metrics, config, access, self._answering, self._traces)
-        self._governor = Governor(
-            self._connections, self._arriving, lambda: engine.memory_bytes() + self._history.waiting_bytes
+        self._metrics.registry.register(
+            Vitals(config, store, certificates, self._watched, self._history.tenants, self._ready)
         )
+        self._connections = Connections()
+        self._answering = Answering(self._connections, self._metrics)
+        self._service = DraftService(engine, self._history, self._metrics, config, access, self._answering)
+        serves_specrl = bool(config.specrl_namespace)
+        self._specrl = RolloutCacheService(self._history, config, access, self._metrics) if serves_specrl else None
+        self._services = [DRAFT_SERVICE] if self._specrl is None else [DRAFT_SERVICE, SPECRL.full_name]
+        self._health = Health(self._answering, self._metrics)
+        self._accounting = Accounting(self._metrics, config, access, self._answering, self._traces)
+        arrivals = (
+            self._accounting.arrivals if self._specrl is None else [*self._accounting.arrivals, self._specrl.arrivals]
+        )
+        self._governor = Governor(
+            self._connections, self._service.streams, arrivals,
+            lambda: engine.memory_bytes() + self._history.waiting_bytes, config.max_message, self._metrics,
+        )  # fmt: skip
         self._governing: asyncio.Task[None] | None = None
         self._grpc = grpc.aio.server(
             interceptors=[self._accounting],
@@ -163,6 +170,8 @@ class Server:
                 ("grpc.max_concurrent_streams", MOST_CALLS),
                 # Otherwise gRPC buffers megabytes of a call before the handler reads them.
                 ("grpc.http2.bdp_probe", 0),
+                # One thread reads all connections. A megabyte of one would delay the steps of others.
+                ("grpc.experimental.tcp_max_read_chunk_size", 64 << 10),
                 # If a worker's machine vanishes, its pings fail, and the server ends its stream and sessions.
                 ("grpc.keepalive_time_ms", 20_000),
                 ("grpc.keepalive_timeout_ms", 10_000),
@@ -223,7 +232,7 @@ class Server:
         about = {"shard": shard.name, "version": metadata.version("histospec")}
         self._overview = Overview(
             config, self._metrics, self._readiness, shard, about, logs.RECENT, self._watched, self._store,
-            self._history.epochs.newest, self._aside,
+            self._history.epochs.newest, self._history.tenants, self._aside,
         )  # fmt: skip
         self._overview.start()
         pages = application(self._metrics, self._readiness, about, self._overview.show, self._aside, self._troubles)
@@ -303,7 +312,7 @@ class Server:
             stopping = asyncio.ensure_future(self._grpc.stop(None))
             self.closed = bool((await asyncio.wait((stopping,), timeout=HANG_UP_SECONDS))[0])
             if not self.closed:
-                ended = await asyncio.to_thread(self._connections.hang_up)
+                ended = await self._connections.hang_up()
                 log.warning("connections ended: their peers take nothing", connections=ended)
 
     async def stop(self) -> None:
@@ -356,11 +365,6 @@ class Server:
 
     def _serving(self, ready: bool) -> None:
         self._health.set(("", *self._services), ready)
-
-    def _arriving(self) -> Iterator[Arriving]:
-        specrl = () if self._specrl is None else self._specrl.arrivals.calls
-        unary = (arrivals.calls for arrivals in self._accounting.arrivals.values())
-        return chain(self._service.streams, specrl, *unary)
 
 
 def _end_within(seconds: float) -> threading.Timer:

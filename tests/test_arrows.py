@@ -26,6 +26,7 @@ SERVER = [
     "histospec.server.process",
     "histospec.server.machine",
     "histospec.server.arguments",
+    "histospec.server.threads",
     "histospec.server.logs",
     "histospec.server.security",
     "histospec.server.output_file",

@@ -27,6 +27,8 @@ from examples.draft_server import running
 from histospec.v1 import draft_pb2 as pb
 from histospec.v1 import draft_pb2_grpc as pb_grpc
 
+Metadata = tuple[tuple[str, str | bytes], ...]
+
 EVERY = 0.01  # seconds between two steps of the worker
 MEASURED = 8.0  # seconds measured before each load, and about as many during it
 DROPPED = 10_000  # problems
@@ -58,11 +60,11 @@ def step(sessions: list[int], position: int, texts: npt.NDArray[np.int64], max_t
 class Stream:
     """One Draft stream."""
 
-    def __init__(self, endpoint: str) -> None:
+    def __init__(self, endpoint: str, metadata: Metadata = ()) -> None:
         unbounded = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
         self._requests: queue.Queue[pb.DraftRequest | None] = queue.Queue(64)
         stub = pb_grpc.DraftServiceStub(grpc.insecure_channel(endpoint, options=unbounded))
-        self._answers: Iterator[pb.DraftResponse] = iter(stub.Draft(iter(self._requests.get, None)))
+        self._answers: Iterator[pb.DraftResponse] = iter(stub.Draft(iter(self._requests.get, None), metadata=metadata))
         self._sequence = 0
 
     def send(
@@ -218,8 +220,8 @@ CASES = [
 class Worker:
     """Steps 8 sessions, and measures each answer."""
 
-    def __init__(self, endpoint: str) -> None:
-        self._stream = Stream(endpoint)
+    def __init__(self, endpoint: str, metadata: Metadata = ()) -> None:
+        self._stream = Stream(endpoint, metadata)
         self._ids, self._position = list(range(1, 9)), 1
         opens = [opening(i, [1, 2, 3, i], "worker") for i in self._ids]
         self._stream.ask(opens=opens, step=step(self._ids, 0, np.ones((8, 1), np.int64)))

@@ -344,6 +344,12 @@ class Core:
         for shard in self.shards:
             shard.abort(session, message)
 
+    def too_old(self, shard: Shard, responses: int) -> None:
+        """Counts ingested responses that a shard did not keep, because it keeps newer epochs of their problem."""
+        with self._lock:
+            shard.too_old(responses, self._clock())
+        self._write_log()
+
     # ---- steps ----------------------------------------------------------------------------------------------------
 
     def send(

@@ -68,6 +68,7 @@ class Contact:
         self._refusal_due = -math.inf
         self._met = False  # whether the log says that it answers
         self._draft = math.inf  # the smallest limit of drafts that was logged
+        self._old_due = -math.inf  # when the next line about responses that are too old may be logged
 
     @property
     def logged(self) -> bool:
@@ -136,6 +137,13 @@ class Contact:
         heir = Contact()
         heir._lost, heir._logged = self._lost, self._logged
         return heir
+
+    def too_old(self, now: float) -> bool:
+        """Returns whether to log that the shard did not keep responses because they are too old."""
+        if now < self._old_due:
+            return False
+        self._old_due = now + PAUSE
+        return True
 
     def cuts(self, asked: int, limit: int) -> bool:
         """Returns whether to log that the shard drafts fewer tokens than the client asks for."""

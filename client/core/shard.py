@@ -340,6 +340,8 @@ class Shard:
         elif reply.acknowledged and reply.drafts is None and self.breaker.state == "trying":
             self.breaker.success()
         commits.acknowledged(self.queue, reply.acknowledged)
+        if reply.too_old:
+            self.too_old(reply.too_old, now)
         for commit in reply.turned_down:
             commits.drop(commit, reply.refused[commit.session.number])
         if reply.postponed:
@@ -363,6 +365,17 @@ class Shard:
             if number in self._shared.sessions:
                 self._shared.move(session)
         self._shared.commits.move()
+
+    def too_old(self, responses: int, now: float) -> None:
+        """Counts responses that the shard did not keep, because it keeps newer epochs of their problem."""
+        stats = self._shared.stats
+        stats.too_old += responses
+        if self.contact.too_old(now):
+            line = (
+                "HistoSpec: %s did not keep responses (%d so far): it keeps newer epochs of their problems "
+                "(--history-epochs). If newer epochs are wrong, or the run went back, call rewind(epoch)"
+            )
+            self._log_later(partial(log.warning, line, self.name, stats.too_old))
 
     def connected(self, stream: StreamState, limits: ServerLimits, now: float) -> None:
         """Takes the limits of a shard that has just connected, before anything is written."""

@@ -59,6 +59,8 @@ class Reply(NamedTuple):
     """Commits of sessions that the server refused."""
     refused: Mapping[int, str] = NOTHING
     """Sessions that will never get drafts, and the reasons."""
+    too_old: int = 0
+    """How many of the acknowledged commits the server did not keep."""
     continued: Mapping[int, int] = MappingProxyType({})
     """Sessions that continue an aborted response, and the length of its prompt."""
 
@@ -410,6 +412,8 @@ class StreamState:
                 part = awaited.part
                 part.done = True
         commits = self.commits.pop(sequence, [])
+        if response.too_old > len(commits):
+            raise GarbledReply(f"too_old: {response.too_old} of {len(commits)} commits")
         self.in_flight.answered(sequence)
         self.heard = now if self.owes else None
         if not (unknown or commits or response.refusals or response.continued):  # fast path for steps
@@ -436,6 +440,7 @@ class StreamState:
             unknown=[c for c in commits if c.session.number in unknown],
             turned_down=[c for c in commits if c.session.number in refused and c.session.number not in unknown],
             refused=refused,
+            too_old=response.too_old,
             continued=continued,
         )
 

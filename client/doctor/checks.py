@@ -7,6 +7,7 @@ from histospec.client.core.message_limits import UNLIMITED, MessageLimits, Serve
 from histospec.client.doctor.facts import Facts, Failure
 from histospec.client.doctor.findings import Finding, bad, counted, merged, ok, warn
 from histospec.client.vllm import releases
+from histospec.client.vllm.settings import PLUGIN
 
 CLOCK = 60.0
 """How many seconds two clocks may differ."""
@@ -299,6 +300,19 @@ def runner(facts: Facts) -> Iterator[Finding]:
         )
 
 
+def plugin(facts: Facts) -> Iterator[Finding]:
+    """Does vLLM load the plug-in? It cannot say so itself if vLLM does not."""
+    if facts.vllm is None or facts.vllm.plugins is None:
+        return
+    if PLUGIN not in facts.vllm.plugins.split(","):
+        yield bad(
+            "plugin",
+            f"VLLM_PLUGINS is {facts.vllm.plugins!r}, without {PLUGIN!r}, which prepares vLLM's workers and does what "
+            "HISTOSPEC_ENABLE says",
+            f"add {PLUGIN} to the list, or unset the variable",
+        )
+
+
 # ---- all of them ----------------------------------------------------------------------------------------------------
 
 
@@ -317,6 +331,7 @@ CHECKS: tuple[Callable[[Facts], Iterator[Finding]], ...] = (
     clock,
     adapter,
     vllm,
+    plugin,
     runner,
 )
 """In the order of their dependencies: later checks need what earlier ones test."""

@@ -84,6 +84,8 @@ class Vllm:
     version: str
     runner: str | None
     """Value of VLLM_USE_V2_MODEL_RUNNER; None if it is not set."""
+    plugins: str | None = None
+    """Value of VLLM_PLUGINS; None if it is not set, so that vLLM loads all of them."""
 
 
 @dataclass(frozen=True)
@@ -253,7 +255,7 @@ def _vllm() -> Vllm | None:
         return None
     names = packages.packages_distributions().get("vllm", [])
     version = next(filter(None, map(_installed, names)), "unknown")
-    return Vllm(version, os.environ.get("VLLM_USE_V2_MODEL_RUNNER"))
+    return Vllm(version, os.environ.get("VLLM_USE_V2_MODEL_RUNNER"), os.environ.get("VLLM_PLUGINS"))
 
 
 def _installed(package: str) -> str | None:

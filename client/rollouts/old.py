@@ -34,6 +34,13 @@ class Old:
     """Whether a response with these tokens is complete: it ends with a stop token, or has reached its limit."""
 
 
+def outside(response: Response, vocabulary: int) -> int | None:
+    """Returns the first token that a model with this many tokens does not have; None if it has all."""
+    tokens = np.asarray(response.tokens, np.int32)
+    wrong = tokens[tokens >= vocabulary]
+    return int(wrong[0]) if len(wrong) else None
+
+
 def choose(responses: Iterable[Response], count: int, epoch: int | None) -> list[Response]:
     """Returns at most `count` responses to start from, newest epoch first, one for each rollout.
 

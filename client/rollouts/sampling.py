@@ -62,6 +62,11 @@ def stop_tokens(llm: Any, parameters: Any) -> frozenset[int]:
     return frozenset(stops - {None})
 
 
+def vocabulary(llm: Any) -> int:
+    """Returns how many tokens the model has; vLLM refuses prompts with others."""
+    return int(_model(llm).get_vocab_size())
+
+
 def limits_of(llm: Any, parameters: Any, prompt: int, stops: frozenset[int]) -> ResponseLimits:
     """Returns the limits of a response to a prompt of this many tokens."""
     room = max(0, int(_model(llm).max_model_len) - prompt)

@@ -19,7 +19,7 @@ from histospec.client import arguments
 from histospec.client.errors import LimitExceeded, ServerError
 from histospec.client.rollouts import sampling
 from histospec.client.rollouts.acceptance import Lenience, accept_prefix, lenience_of
-from histospec.client.rollouts.old import Old, ResponseLimits, choose, cut
+from histospec.client.rollouts.old import Old, ResponseLimits, choose, cut, outside
 from histospec.client.rollouts.values import Report, Rollout
 from histospec.client.sync import DraftClient
 from histospec.client.values import Response, Tokens
@@ -79,6 +79,7 @@ class SpeculativeRollout:
         self.report: Report | None = None
         self._random = np.random.default_rng(seed)
         self._calls = 0
+        self._foreign_logged = False
 
     def generate(
         self,
@@ -206,8 +207,25 @@ class SpeculativeRollout:
             histories = [None] * len(members)
         report.unreachable = sum(history is None for history in histories)
         for group, history in zip(members, histories, strict=True):
-            for attempt, response in zip(group, choose(history or (), len(group), epoch), strict=False):
+            known = self._known(history or (), report)
+            for attempt, response in zip(group, choose(known, len(group), epoch), strict=False):
                 attempt.old = cut(response, attempt.limits)
+
+    def _known(self, responses: Sequence[Response], report: Report) -> list[Response]:
+        """Returns the responses whose tokens the model has; vLLM refuses to score others."""
+        vocabulary = sampling.vocabulary(self.llm)
+        found = [(response, outside(response, vocabulary)) for response in responses]
+        wrong = [token for _, token in found if token is not None]
+        report.foreign += len(wrong)
+        if wrong and not self._foreign_logged:
+            self._foreign_logged = True
+            log.warning(
+                "HistoSpec: an old response has the token %d, and the model has %d tokens; such responses are not "
+                "reused. Give each model and tokenizer a namespace of its own",
+                wrong[0],
+                vocabulary,
+            )
+        return [response for response, token in found if token is None]
 
     def _score(self, attempts: Sequence[_Attempt], parameters: Any, use_tqdm: Any, lora_request: Any) -> None:
         """Scores all old responses with the current policy, in one pass each."""

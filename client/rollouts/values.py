@@ -46,6 +46,8 @@ class Report:
     """Tokens of old responses that the current policy scored."""
     reused_tokens: int = 0
     generated_tokens: int = 0
+    foreign: int = 0
+    """Old responses with a token outside the model's vocabulary. They are not reused."""
     unreachable: int = 0
     """Problems whose history could not be fetched. Their rollouts were generated without reuse."""
     seconds_fetching: float = 0.0

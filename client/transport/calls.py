@@ -14,6 +14,7 @@ from histospec.client.config import Endpoint, Limits
 from histospec.client.core.core import Core
 from histospec.client.core.message_limits import PART, MessageLimits
 from histospec.client.core.shard import Shard
+from histospec.client.core.step import GarbledReply
 from histospec.client.errors import Unavailable
 from histospec.client.recorder import Recorder
 from histospec.client.transport import answers
@@ -127,8 +128,17 @@ def ingest_calls(core: Core, request: pb.IngestRequest) -> list[Call[int]]:
     """Returns calls for a request, as many as its size needs."""
     shard = core.shard_of(request.prompt, request.problem)
     record = None if core.recorder is None else partial(_record, core.recorder)
-    call = Call("Ingest", shard, request, core.config.timeouts.ingest, answers.count, record)
-    return call.cut(core.config.limits)
+    read = partial(_read_ingest, core, shard)
+    return Call("Ingest", shard, request, core.config.timeouts.ingest, read, record).cut(core.config.limits)
+
+
+def _read_ingest(core: Core, shard: Shard, request: pb.IngestRequest, answer: pb.IngestResponse) -> int:
+    """Returns how many responses the shard keeps."""
+    if answer.too_old > len(request.responses):
+        raise GarbledReply(f"too_old: {answer.too_old} of {len(request.responses)} responses")
+    if answer.too_old:
+        core.too_old(shard, answer.too_old)
+    return answers.count(request, answer)
 
 
 def _record(recorder: Recorder, request: pb.IngestRequest) -> None:

@@ -2,6 +2,9 @@
 own.
 
 ======================= ===========================================================================
+HISTOSPEC_ENABLE        `1` fills in vLLM's `speculative_config` and `scheduler_cls`, unless one of them is set
+                        (docs/frameworks/README.md). `0` (default): they are set in vLLM's arguments
+HISTOSPEC_DRAFT_TOKENS  the longest draft that HISTOSPEC_ENABLE=1 fills in, `num_speculative_tokens`; default 16
 HISTOSPEC_VERIFY_COST   marginal cost of verifying one drafted token, in units of a plain decoding step; drafts are
                         shorter with a higher cost. A number, or `auto` (default): the adapter learns it from the time
                         of steps, and asks for no drafts while they do not pay
@@ -35,6 +38,8 @@ class AdapterConfig:
     """Settings of the vLLM adapter.
 
     Attributes:
+        enable: whether vLLM's settings for drafts are filled in (see patches/enabling.py). HISTOSPEC_ENABLE, 0 or 1.
+        draft_tokens: the `num_speculative_tokens` that is filled in, at least 1. HISTOSPEC_DRAFT_TOKENS.
         verify_cost: marginal cost of verifying one drafted token, in units of a plain decoding step. Drafts are shorter
             with a higher cost, and as long as possible with 0. None: learned from the time of steps (see choice/).
             HISTOSPEC_VERIFY_COST, a number or "auto".
@@ -45,6 +50,8 @@ class AdapterConfig:
             only to demonstrate the fault. HISTOSPEC_VLLM_CPU_FIX.
     """
 
+    enable: bool = False
+    draft_tokens: int = 16
     verify_cost: float | None = None
     model_draft_tokens: int | None = None
     seeds: SeedPolicy | None = None
@@ -54,11 +61,18 @@ class AdapterConfig:
     def from_environment(cls) -> "AdapterConfig":
         """Returns the settings of the environment. Raises ValueError that names the variable if a value is invalid."""
         return cls(
+            enable=enabled(),
+            draft_tokens=_tokens("HISTOSPEC_DRAFT_TOKENS", 1) or cls.draft_tokens,
             verify_cost=_cost("HISTOSPEC_VERIFY_COST", cls.verify_cost),
-            model_draft_tokens=_tokens("HISTOSPEC_MODEL_DRAFT_TOKENS"),
+            model_draft_tokens=_tokens("HISTOSPEC_MODEL_DRAFT_TOKENS", 0, auto=True),
             seeds=_seeds() if samples_coupled() else None,
             cpu_fix=_switch("HISTOSPEC_VLLM_CPU_FIX", cls.cpu_fix),
         )
+
+
+def enabled() -> bool:
+    """Returns whether vLLM's settings for drafts are filled in. Raises ValueError if HISTOSPEC_ENABLE is invalid."""
+    return _switch("HISTOSPEC_ENABLE", AdapterConfig.enable)
 
 
 def samples_coupled() -> bool:
@@ -87,13 +101,15 @@ def _given(name: str, kind: Callable[[str], T]) -> T | None:
         raise ValueError(f"{name}: expected a number, got {arguments.shown(text)}") from None
 
 
-def _tokens(name: str) -> int | None:
+def _tokens(name: str, least: int, auto: bool = False) -> int | None:
+    """Returns a number of tokens; None if the variable is empty, or "auto" where that is allowed."""
     text = os.environ.get(name, "")
-    if text in ("", "auto"):
+    if not text or (auto and text == "auto"):
         return None
-    if not text.isdecimal() or int(text) > DEFAULT_MAX_DRAFT:
+    if not text.isdecimal() or not least <= int(text) <= DEFAULT_MAX_DRAFT:
+        either = "'auto' or " if auto else ""
         raise ValueError(
-            f"{name}: expected 'auto' or an integer from 0 to {DEFAULT_MAX_DRAFT}, got {arguments.shown(text)}"
+            f"{name}: expected {either}an integer from {least} to {DEFAULT_MAX_DRAFT}, got {arguments.shown(text)}"
         )
     return int(text)
 

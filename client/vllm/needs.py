@@ -40,11 +40,13 @@ TOP_K_TOP_P = "vllm.v1.sample.ops.topk_topp_sampler"
 DETOKENIZER = "vllm.v1.engine.detokenizer"
 SPECULATIVE = "vllm.config.speculative:SpeculativeConfig"
 SAMPLING = "vllm.sampling_params"
+ENGINE_ARGS = "vllm.engine.arg_utils:EngineArgs"
 
 _SAMPLE = ("logits", "generators", "k", "p")
 NO_SETTING = "it does not exist, so there is nothing to check"
 """For settings that the adapter only refuses."""
 
+_NOT_ENABLED = "`HISTOSPEC_ENABLE=1` is refused at the start"
 _NO_NUMBER = "the model's own drafter makes all its tokens in every step"
 
 NEEDS = (
@@ -104,7 +106,15 @@ NEEDS = (
     Need(f"{SPECULATIVE}.num_speculative_tokens_per_batch_size", without=NO_SETTING),
     Need("vllm.config.model:ModelConfig",
          has=("get_vocab_size", "has_inner_state", "max_model_len", "skip_tokenizer_init", "logprobs_mode",
-              "try_get_generation_config")),
+              "try_get_generation_config", "runner_type")),
+    # HISTOSPEC_ENABLE=1: settings that it fills in, and settings of the user that it looks at.
+    Need(f"{ENGINE_ARGS}.create_speculative_config",
+         begins=("self", "target_model_config", "target_parallel_config"), body=True, without=_NOT_ENABLED),
+    Need(f"{ENGINE_ARGS}.__post_init__"),
+    Need(ENGINE_ARGS, has=("speculative_config", "scheduler_cls", "async_scheduling", "logits_processors")),
+    Need(f"{ENGINE_ARGS}.spec_method", without=NO_SETTING),
+    Need(f"{ENGINE_ARGS}.spec_model", without=NO_SETTING),
+    Need(f"{ENGINE_ARGS}.spec_tokens", without=NO_SETTING),
     # Stop strings: a stand-in for a request goes through vLLM's own detokenizer.
     Need("vllm.tokenizers:cached_tokenizer_from_config", begins=("model_config",)),
     Need(f"{DETOKENIZER}:IncrementalDetokenizer.from_new_request", begins=("cls", "tokenizer", "request"), body=True),

@@ -10,9 +10,11 @@ from histospec.protocol.limits import DEFAULT_MAX_DRAFT
 
 logger = logging.getLogger("histospec.vllm")
 
+OURS = "histospec.client.vllm"
+PROPOSER, SCHEDULER = f"{OURS}.HistoSpecProposer", f"{OURS}.HistoSpecScheduler"
+
 PROCESSORS = "vllm.logits_processors"
 """Entry points of plug-ins, which vLLM loads only without speculation."""
-
 
 PLUGIN = "histospec"
 """The name of the entry point that prepares workers, in the group vllm.general_plugins."""
@@ -27,6 +29,21 @@ LOSSY = {
     "synthetic": "which accepts drafts at random",
     "fly": "which accepts tokens that the model would not have sampled",
 }
+
+
+def is_our_proposer(model: Any) -> bool:
+    """Returns whether the `model` of a speculative configuration is a class of HistoSpec."""
+    return str(model).startswith(OURS)
+
+
+def is_our_scheduler(scheduler: Any) -> bool:
+    """Returns whether a `scheduler_cls`, a class or its name, is HistoSpecScheduler or a subclass of it."""
+    if isinstance(scheduler, str):
+        if scheduler.startswith(OURS):
+            return True
+        module, _, name = scheduler.rpartition(".")
+        scheduler = getattr(importlib.import_module(module), name)
+    return any(base.__module__.startswith(OURS) for base in getattr(scheduler, "__mro__", ()))
 
 
 def check(vllm_config: Any) -> None:
@@ -63,7 +80,7 @@ def check_method(speculative: Any) -> None:
     if method != "custom_class" and method not in DRAFTERS.split(", "):
         raise ValueError(
             f"HistoSpecScheduler: speculative_config has the method {method!r}; it needs 'custom_class' with the model "
-            f"'histospec.client.vllm.HistoSpecProposer', or a drafter of the model's own: {DRAFTERS}"
+            f"'{PROPOSER}', or a drafter of the model's own: {DRAFTERS}"
         )
     if getattr(speculative, "draft_sample_method", "greedy") != "greedy":
         raise ValueError(

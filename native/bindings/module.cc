@@ -342,6 +342,9 @@ PYBIND11_MODULE(_core, m) {
           },
           "namespace"_a, "state"_a)
       .def("drop_namespace", &Engine::drop_namespace, "namespace"_a, py::kw_only(), "keep_learned"_a = false, released)
+      .def("assign", &Engine::assign, "namespace"_a, "tenant"_a, released)
+      .def("limit_tenant", &Engine::limit_tenant, "tenant"_a, "bytes"_a, released)
+      .def("tenants", &Engine::tenants, released)
       .def("congested", &Engine::congested, released)
       .def("evicted", &Engine::evicted)
       .def("wait_until_built", &Engine::wait_until_built, released)

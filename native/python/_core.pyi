@@ -437,6 +437,19 @@ class Engine:
             How many responses were forgotten; 0 if the engine does not know the namespace.
         """
 
+    def assign(self, namespace: str, tenant: str) -> None:
+        """Gives a namespace to a tenant, once the engine does not have the namespace; others belong to the tenant "".
+
+        While memory is short, the engine evicts from the tenant furthest over its share: the budget, divided by the
+        number of tenants that hold something.
+        """
+
+    def limit_tenant(self, tenant: str, bytes: int) -> None:
+        """Limits what a tenant's history holds, in bytes, even if memory is not short."""
+
+    def tenants(self) -> dict[str, int]:
+        """Returns the bytes that each tenant holds."""
+
     def congested(self) -> bool:
         """Returns whether the caller should delay its next commit, so that memory stays within the budget.
 

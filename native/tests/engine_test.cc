@@ -74,6 +74,49 @@ TEST_CASE("The engine keeps a small budget, and its sessions survive") {
   engine.check_integrity();
 }
 
+TEST_CASE("A tenant that fills memory evicts its own history, not that of a tenant within its share") {
+  constexpr std::size_t kBudget = 2 << 20;
+  Engine engine({.memory_bytes = kBudget, .namespace_tokens = 0});
+  Random random(1);
+  engine.assign("mine", "small");
+  for (const char* name : {"theirs-0", "theirs-1", "theirs-2"}) engine.assign(name, "large");
+  for (Token i = 0; i < 20; ++i) ingest(engine, "mine", std::vector{i}, {random.text(1000, 50)});
+  const std::size_t mine = engine.tenants().at("small");
+  for (Token i = 0; i < 600; ++i) {
+    ingest(engine, "theirs-" + std::to_string(i % 3), std::vector{i}, {random.text(1000, 50)});
+    CHECK(engine.memory_bytes() <= kBudget);
+  }
+  CHECK_EQ(engine.stats().at("mine").history_responses, 20u);
+  CHECK_EQ(engine.tenants().at("small"), mine);
+  CHECK(engine.tenants().at("large") > kBudget / 2);  // a tenant may take what others leave
+  // The small tenant grows to its share at the cost of the large one, and then evicts its own history.
+  for (Token i = 20; i < 600; ++i) ingest(engine, "mine", std::vector{i}, {random.text(1000, 50)});
+  for (const char* name : {"small", "large"}) {
+    CHECK(engine.tenants().at(name) > kBudget * 2 / 5);
+    CHECK(engine.tenants().at(name) < kBudget * 3 / 5);
+  }
+  CHECK(engine.stats().at("mine").evicted_by_memory > 0);
+  engine.check_integrity();
+}
+
+TEST_CASE("A tenant's own limit holds while memory is not short") {
+  Engine engine({.namespace_tokens = 0});
+  Random random(1);
+  engine.assign("mine", "a");
+  engine.limit_tenant("a", 1 << 18);
+  for (Token i = 0; i < 200; ++i) {
+    for (const char* name : {"mine", "other"}) ingest(engine, name, std::vector{i}, {random.text(1000, 50)});
+    engine.wait_until_built();
+    CHECK(engine.tenants().at("a") <= 1 << 18);
+  }
+  CHECK(engine.stats().at("mine").history_responses > 10);
+  CHECK_EQ(engine.stats().at("other").evicted(), 0u);
+  engine.limit_tenant("a", 0);
+  engine.wait_until_built();
+  CHECK_EQ(engine.stats().at("mine").history_responses, 0u);
+  engine.check_integrity();
+}
+
 TEST_CASE("What leaves the index is counted by the limit that it was over") {
   const std::vector<Token> prompt = {1, 2, 3};
   Random random(1);

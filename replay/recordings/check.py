@@ -1,9 +1,10 @@
 """Reports what is wrong with a record, as `line 7: responses[2].tokens[17]: what was expected, what is there`."""
 
+import json
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
 from pydantic_core import ErrorDetails, from_json
 
 from histospec.protocol.limits import MAX_EPOCH
@@ -12,16 +13,38 @@ from histospec.replay.recordings.values import RecordingError
 MAX_TOKEN = (1 << 31) - 1
 PAGE = "docs/from-your-run-to-a-replay.md"
 
-Token = Annotated[int, Field(ge=0, le=MAX_TOKEN)]
-Epoch = Annotated[int, Field(ge=0, le=MAX_EPOCH)]
-Name = str | int
-
 M = TypeVar("M", bound=BaseModel)
 T = TypeVar("T")
 
-_TOKENS: TypeAdapter[list[int]] = TypeAdapter(list[Token])
+
+def whole(value: Any) -> Any:
+    """Returns 3.0 and "3" as 3, also in a list; other values as they are. pandas and CSV make such integers."""
+    if isinstance(value, list):
+        return [whole(one) for one in value]
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return int(value) if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 20 else value
+
+
+def _also_whole(value: Any, check: ValidatorFunctionWrapHandler) -> Any:
+    try:
+        return check(value)
+    except ValidationError:
+        return check(whole(value))
+
+
+_Token = Annotated[int, Field(ge=0, le=MAX_TOKEN)]
+Tokens = Annotated[list[_Token], WrapValidator(_also_whole)]
+Prompt = Annotated[list[_Token], Field(min_length=1), WrapValidator(_also_whole)]
+Epoch = Annotated[int, Field(ge=0, le=MAX_EPOCH), WrapValidator(_also_whole)]
+Name = Annotated[str | int, WrapValidator(_also_whole)]
+
+_TOKENS: TypeAdapter[list[int]] = TypeAdapter(Tokens)
 _EPOCH: TypeAdapter[int] = TypeAdapter(Epoch)
 _NAME: TypeAdapter[str | int] = TypeAdapter(Name)
+
+_NO_INTEGER = ("int_type", "int_from_float", "int_parsing")
+_ONE_ARRAY = "write one record a line: jq -c '.[]' FILE"
 
 
 @dataclass(slots=True)
@@ -43,21 +66,21 @@ class Record:
         """Returns the record as a model. Raises RecordingError."""
         try:
             if isinstance(self.content, bytes):
-                return kind.model_validate_json(self.content)
+                try:
+                    return kind.model_validate_json(self.content)
+                except ValidationError as error:
+                    if error.error_count() > 1 or error.errors()[0]["type"] != "json_invalid":
+                        raise
+                    return kind.model_validate(self._parsed(self.content))
             return kind.model_validate(self.content)
         except ValidationError as error:
-            found = error.errors()[0]
-            why = found.get("ctx", {}).get("error", "")
-            raise self.wrong(self._no_json(why) if found["type"] == "json_invalid" else explain(found)) from None
+            raise self.wrong(explain(error.errors()[0])) from None
 
     def fields(self) -> dict[str, Any]:
         """Returns the record's fields. Raises RecordingError if it is not a JSON object."""
         if isinstance(self.content, dict):
             return self.content
-        try:
-            fields = from_json(self.content)
-        except ValueError as error:
-            raise self.wrong(self._no_json(str(error))) from None
+        fields = self._parsed(self.content)
         if not isinstance(fields, dict):
             raise self.wrong(_no_object(fields))
         self.content = fields
@@ -86,12 +109,25 @@ class Record:
         """Returns an error about this record."""
         return RecordingError(f"{self.place}: {what}")
 
-    def _no_json(self, why: str) -> str:
+    def _parsed(self, line: bytes) -> Any:
+        """Returns the value of a line of JSON, also of what only Python writes and reads, such as lone surrogates."""
+        try:
+            return from_json(line)
+        except ValueError as error:
+            try:
+                return json.loads(line.decode())
+            except (ValueError, RecursionError):
+                raise self.wrong(self._no_json(str(error), line)) from None
+
+    def _no_json(self, why: str, line: bytes) -> str:
         text = f"not JSON: {why}".replace("line 1 column", "column")  # a record is one line
+        if "trailing characters" in why:
+            return f"{text}; a second record may begin there: jq -c . FILE writes each on its own line"
         if "EOF while parsing" not in why:
             return text
-        hint = "a record must be one line: jq -c . FILE" if self.ended else "the last line is cut short: leave it out"
-        return f"{text}; {hint}"
+        if not self.ended:
+            return f"{text}; the last line is cut short: leave it out"
+        return f"{text}; {_ONE_ARRAY if line.lstrip().startswith(b'[') else 'a record must be one line: jq -c . FILE'}"
 
     def _optional(self, kind: TypeAdapter[T], field: str) -> T | None:
         value = self.fields().get(field)
@@ -121,7 +157,7 @@ def explain(error: ErrorDetails) -> str:
         return f"{field}: {shown(value)} is {'below' if kind == 'greater_than_equal' else 'above'} the limit {limit}"
     if not field:
         return _no_object(value)
-    what = error["msg"].removeprefix("Input ")
+    what = "should be a valid integer" if kind in _NO_INTEGER else error["msg"].removeprefix("Input ")
     hint = f"; text is read where each record is one response ({PAGE})" if _is_text(kind, value) else ""
     return f"{field}: {what}, is {shown(value)}{hint}"
 
@@ -141,9 +177,9 @@ def _places(error: ErrorDetails) -> tuple[int | str, ...]:
 
 
 def _is_text(kind: str, value: object) -> bool:
-    return kind == "list_type" and isinstance(value, str)
+    return kind in ("list_type", "model_type", "model_attributes_type") and isinstance(value, str)
 
 
 def _no_object(value: object) -> str:
     text = f"record: should be an object, is {shown(value)}"
-    return text + ("; write one record a line: jq -c '.[]' FILE" if isinstance(value, list) else "")
+    return f"{text}; {_ONE_ARRAY}" if isinstance(value, list) else text

@@ -12,7 +12,7 @@ from pydantic_core import PydanticCustomError
 
 from histospec.protocol.limits import MAX_EPOCH
 from histospec.replay.recordings import source
-from histospec.replay.recordings.check import Epoch, Name, Record, Token
+from histospec.replay.recordings.check import Epoch, Name, Prompt, Record, Tokens
 from histospec.replay.recordings.text import Text
 from histospec.replay.recordings.values import Problem, RecordedResponse, Row, Turn
 
@@ -29,13 +29,13 @@ class LineTurn(_Strict):
     """One turn of a response."""
 
     role: Literal["assistant", "environment"]
-    tokens: list[Token]
+    tokens: Tokens
 
 
 class LineText(_Strict):
     """The text of a response, as one run of tokens or as turns."""
 
-    tokens: list[Token] | None = None
+    tokens: Tokens | None = None
     turns: list[LineTurn] | None = None
 
     @model_validator(mode="after")
@@ -73,7 +73,7 @@ class Line(_Strict):
 
     namespace: str | None = None
     id: Name | None = None
-    prompt: Annotated[list[Token], Field(min_length=1)]
+    prompt: Prompt
     responses: Annotated[Sequence[LineResponse], Field(min_length=1)]
 
 
@@ -99,7 +99,7 @@ def problems(records: Iterable[Record]) -> Iterator[Problem]:
         yield Problem(np.array(line.prompt, np.int32), tuple(response.recorded() for response in line.responses))
 
 
-def rows(records: Iterable[Record], text: Text, name: str) -> Iterator[Row]:
+def rows(records: Iterable[Record], text: Text) -> Iterator[Row]:
     """Yields the responses of these records one at a time. Raises as `problems` does."""
     for place, line in _unique(records):
         prompt = np.array(line.prompt, np.int32)
@@ -123,7 +123,7 @@ WRITTEN = ("tokens", "turns", "response")
 """The fields with what the model wrote; a record has exactly one of them."""
 
 
-def responses(records: Iterable[Record], text: Text, name: str) -> Iterator[Row]:
+def responses(records: Iterable[Record], text: Text) -> Iterator[Row]:
     """Yields the responses of these records. Raises RecordingError."""
     counted = _Counted()
     for record in records:

@@ -1,41 +1,35 @@
-"""Reads what RL frameworks write: rollout dumps of verl, completions of TRL, training data of NeMo-RL.
+"""Reads what RL frameworks write: dumps of text by verl, TRL, prime-rl and SkyRL, and training data of NeMo-RL.
 
 A reader yields the responses of records, and raises RecordingError if one violates its format.
 """
 
-import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby, pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from histospec.replay.recordings.check import Record, shown
+from histospec.replay.recordings.check import Record, shown, whole
 from histospec.replay.recordings.text import Text
 from histospec.replay.recordings.values import Row, Turn
 
 
-def verl(records: Iterable[Record], text: Text, name: str) -> Iterator[Row]:
-    """Yields the responses of verl's dumps: `trainer.rollout_data_dir` makes it write one `<step>.jsonl` per step.
+def texts(prompt: str, response: str) -> Callable[[Iterable[Record], Text], Iterator[Row]]:
+    """Returns a reader of records that are one response each, as text or chat messages in fields of these names.
 
-    A line is a response: `input` and `output` are text, decoded without special tokens.
-    """
-    return _texts(records, text, "input", "output")
-
-
-def trl(records: Iterable[Record], text: Text, name: str) -> Iterator[Row]:
-    """Yields TRL's completions: with `log_completions=True`, GRPOTrainer writes a Parquet file each time that it logs.
-
-    A row is a response: `prompt` and `completion` are text, decoded without special tokens. A trainer that logs more
+    verl: with `trainer.rollout_data_dir` it writes one `<step>.jsonl` per step, decoded without special tokens.
+    TRL: with `log_completions=True`, GRPOTrainer writes a Parquet file each time that it logs. A trainer that logs more
     often than it generates writes the same rows again under a later step; `trl_once` leaves them out.
+    prime-rl: `rollouts/step_<N>/train_rollouts.jsonl`, in the order in which rollouts completed.
+    SkyRL: `dumped_evals/global_step_<N>_evals/<dataset>.jsonl` at each evaluation, decoded with special tokens.
     """
-    return _texts(records, text, "prompt", "completion")
 
+    def read(records: Iterable[Record], text: Text) -> Iterator[Row]:
+        for record in records:
+            asked = text.prompt(record, prompt)
+            yield Row(record.place, asked, text.response(record, response), record.epoch("step"))
 
-def _texts(records: Iterable[Record], text: Text, prompt: str, response: str) -> Iterator[Row]:
-    for record in records:
-        yield Row(record.place, text.prompt(record, prompt), text.response(record, response), record.epoch("step"))
+    return read
 
 
 def trl_once(found: Sequence[Row]) -> list[Row]:
@@ -55,15 +49,13 @@ def _step(row: Row) -> int:
     return -1 if row.epoch is None else row.epoch
 
 
-def nemo_rl(records: Iterable[Record], text: Text, name: str) -> Iterator[Row]:
+def nemo_rl(records: Iterable[Record], text: Text) -> Iterator[Row]:
     """Yields the responses of NeMo-RL's training data: `train_data_step<N>.jsonl` in its log folder, one file per step.
 
     A line is a response with its prompt, as token ids: `token_ids`, padded to the length of the batch; `input_lengths`,
     the number of tokens without padding; `token_loss_mask`, 1 for tokens that the model wrote. Every value is in a list
     of its own. Only the file name contains the step.
     """
-    found = re.search(r"step(\d{1,15})", Path(name).name)
-    step = int(found[1]) if found else None
     for record in records:
         tokens = np.array(record.tokens("token_ids", _alone(record.get("token_ids"))), np.int32)
         wrote = _mask(record, len(tokens))
@@ -74,7 +66,7 @@ def nemo_rl(records: Iterable[Record], text: Text, name: str) -> Iterator[Row]:
             raise record.wrong("token_loss_mask: begins with 1, so there is no prompt; remove the record")
         edges = [begin, *(begin + 1 + np.flatnonzero(np.diff(wrote[begin:]))).tolist(), length]
         turns = tuple(Turn(tokens[a:b], bool(wrote[a])) for a, b in pairwise(edges) if a < b)
-        yield Row(record.place, tokens[:begin], turns, step)
+        yield Row(record.place, tokens[:begin], turns, None)
 
 
 def _alone(value: Any) -> Any:
@@ -96,7 +88,7 @@ def _mask(record: Record, length: int) -> "np.ndarray[Any, np.dtype[np.bool_]]":
 
 def _length(record: Record, most: int) -> int:
     value = record.fields().get("input_lengths", most)
-    length = value[0] if isinstance(value, list) and len(value) == 1 else value
+    length = whole(value[0] if isinstance(value, list) and len(value) == 1 else value)
     if not isinstance(length, int) or isinstance(length, bool) or not 0 < length <= most:
         raise record.wrong(f"input_lengths: should be from 1 to {most}, the number of token_ids, is {shown(value)}")
     return length

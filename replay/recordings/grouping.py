@@ -1,7 +1,8 @@
 """Groups responses that were recorded one by one into problems with visits.
 
 Responses with the same id belong to one problem; without ids, those with the same prompt do. If records name no epoch,
-their order determines it: adjacent records of a problem are one visit.
+each group is a visit. Without groups, too, all responses of a problem are one visit: rollouts are often recorded as
+they complete, so their order does not tell when the policy changed.
 """
 
 from collections.abc import Iterable, Sequence
@@ -11,7 +12,14 @@ from histospec.replay.recordings.values import Problem, RecordedResponse, Record
 
 Key = tuple[object, object]
 
-BY_ORDER = "not recorded, so the n-th visit of a problem is epoch n; adjacent records of a problem are one visit"
+BY_GROUP = "not recorded, so each group is a visit, in the order of their first records"
+NO_EPOCHS = "not recorded, so all responses of a problem are one visit, whatever their order"
+UNDATED = (
+    "no record has an epoch or a group, and their order does not tell when the policy changed; give each record its "
+    "epoch (the training step) or its group (what was sampled together), name your field for it with --fields "
+    "epoch=FIELD, put the step into the names of the files (step_3.jsonl), or replay all responses as one visit with "
+    "--mode all"
+)
 
 
 def problems(rows: Sequence[Row]) -> list[Problem]:
@@ -23,7 +31,7 @@ def problems(rows: Sequence[Row]) -> list[Problem]:
     """
     _all_or_none(rows)
     members: dict[Key, list[Row]] = {}
-    for row in _by_order(rows) if rows and rows[0].epoch is None else rows:
+    for row in _by_group(rows) if rows and rows[0].epoch is None else rows:
         members.setdefault(_key(row), []).append(row)
     return [_problem(group) for group in members.values()]
 
@@ -41,17 +49,12 @@ def _all_or_none(rows: Sequence[Row]) -> None:
         )
 
 
-def _by_order(rows: Iterable[Row]) -> Iterable[Row]:
-    """Returns the rows with an epoch: the number of the visit to their problem, from 0."""
-    visits: dict[Key, int] = {}
-    last: object = None
+def _by_group(rows: Iterable[Row]) -> Iterable[Row]:
+    """Returns the rows with an epoch: the number of their group among those of its problem, from 0."""
+    groups: dict[Key, dict[str, int]] = {}
     for row in rows:
-        key = _key(row)
-        place = key, str(row.group)
-        if place != last:
-            visits[key] = visits.get(key, -1) + 1
-        last = place
-        yield replace(row, epoch=visits[key])
+        found = groups.setdefault(_key(row), {})
+        yield replace(row, epoch=found.setdefault(str(row.group), len(found)))
 
 
 def _problem(rows: Sequence[Row]) -> Problem:

@@ -1,13 +1,13 @@
 """Reads one or several files as one recording: finds their format, and records the assumptions about them."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import BinaryIO
 
-from histospec.replay.recordings import documented, grouping, source
+from histospec.replay.recordings import documented, grouping, names, source
 from histospec.replay.recordings.check import PAGE, Record
-from histospec.replay.recordings.frameworks import nemo_rl, trl, trl_once, verl
+from histospec.replay.recordings.frameworks import nemo_rl, texts, trl_once
 from histospec.replay.recordings.text import Text
 from histospec.replay.recordings.values import Problem, RecordingError, Row
 
@@ -21,15 +21,15 @@ class Format:
     Attributes:
         name: for messages.
         fields: groups of fields; a record of this format has at least one of each group.
-        rows: yields the responses of records; also takes the name of the file.
+        rows: yields the responses of records.
         epochs: where the format has epochs, for messages.
 
     """
 
     name: str
     fields: tuple[tuple[str, ...], ...]
-    rows: Callable[[Iterable[Record], Text, str], Iterator[Row]]
-    epochs: str
+    rows: Callable[[Iterable[Record], Text], Iterator[Row]]
+    epochs: str = "the field step"
 
     def fits(self, record: Mapping[str, object]) -> bool:
         """Returns whether a record has this format's fields."""
@@ -40,15 +40,16 @@ PROBLEMS = Format("one problem per record", (("responses",),), documented.rows, 
 RESPONSES = Format(
     "one response per record", (("prompt",), documented.WRITTEN), documented.responses, "the field epoch"
 )
-VERL = Format("rollout dumps of verl", (("input",), ("output",)), verl, "the field step")
-TRL = Format("completions of TRL", (("prompt",), ("completion",)), trl, "the field step")
-NEMO_RL = Format(
-    "training data of NeMo-RL",
-    (("token_ids",), ("token_loss_mask",)),
-    nemo_rl,
-    "the step in the file's name",
+VERL = Format("rollout dumps of verl", (("input",), ("output",)), texts("input", "output"))
+SKYRL = Format(
+    "evaluation dumps of SkyRL", (("input_prompt",), ("output_response",)), texts("input_prompt", "output_response")
 )
-FORMATS = (PROBLEMS, NEMO_RL, VERL, TRL, RESPONSES)
+PRIME_RL = Format(
+    "rollouts of prime-rl", (("prompt",), ("completion",), ("example_id",)), texts("prompt", "completion")
+)
+TRL = Format("completions of TRL", (("prompt",), ("completion",)), texts("prompt", "completion"))
+NEMO_RL = Format("training data of NeMo-RL", (("token_ids",), ("token_loss_mask",)), nemo_rl)
+FORMATS = (PROBLEMS, NEMO_RL, VERL, SKYRL, PRIME_RL, TRL, RESPONSES)
 
 
 def fitting(record: Record) -> Format | None:
@@ -110,7 +111,8 @@ class Recording:
         self._several = several
         self._whole: list[Problem] = []  # from a single file with one problem per record
         self._rows: dict[Format, list[Row]] = {}
-        self._files = self._empty = self._again = 0
+        self._empty = self._again = 0
+        self._by_name: set[Format] = set()  # whose epochs are the steps in the files' names
 
     def read(self, file: BinaryIO, name: str) -> Iterator[None]:
         """Adds an open file; yields after each of its records. Raises RecordingError."""
@@ -129,21 +131,27 @@ class Recording:
                 last = record
                 yield record
 
-        self._files += 1
         try:
             if form is PROBLEMS and not self._several:
                 for problem in documented.problems(whole()):
                     self._whole.append(problem)
                     yield
                 return
-            kept = self._rows.setdefault(form, [])
-            for row in form.rows(whole(), self._text, name):
-                if row.turns:
+            kept: list[Row] = []
+            for row in form.rows(whole(), self._text):
+                written = any(turn.generated for turn in row.turns)
+                if written:
                     kept.append(self._placed(row, name))
-                self._empty += not row.turns
+                self._empty += not written
                 yield
         except RecordingError as error:
             raise RecordingError(f"{error}{_another(form, first, last)}") from None
+        step = names.step(name) if self._several else None
+        if step is not None and all(row.epoch is None for row in kept):
+            self._by_name.add(form)
+            for row in kept:
+                row.epoch = step
+        self._rows.setdefault(form, []).extend(kept)
 
     def problems(self) -> list[Problem]:
         """Returns all problems that were read. Raises RecordingError."""
@@ -151,14 +159,13 @@ class Recording:
             once = trl_once(self._rows[TRL])
             self._again += len(self._rows[TRL]) - len(once)
             self._rows[TRL] = once
-        return self._whole + grouping.problems(list(chain.from_iterable(self._rows.values())))
+        return self._whole + grouping.problems(list(self._all()))
 
     def notes(self) -> list[str]:
         """Returns sentences about how the files were read; empty if nothing was assumed."""
-        rows = list(chain.from_iterable(self._rows.values()))
-        notes = []
+        notes: list[str] = []
         for form, found in self._rows.items():
-            epochs = form.epochs if any(row.epoch is not None for row in found) else grouping.BY_ORDER
+            epochs = self._epochs(form, found)
             by = "id" if any(row.problem is not None for row in found) else "prompt"
             notes.append(f"read as {form.name}: {len(found):,} responses, problems by {by}; epochs: {epochs}")
         if self._text.encoded:
@@ -166,11 +173,44 @@ class Recording:
                 f"tokens: made from text by {self._text.tokenizer}; special tokens that the text lacks are missing, so "
                 "the figures are close to the run's, not identical"
             )
+        notes += self._tool_text()
+        if self._text.mended:
+            notes.append(f"read as U+FFFD: half surrogate pairs in {self._text.mended:,} texts")
         if self._empty:
             notes.append(f"left out: {self._empty:,} responses in which the model wrote nothing")
         if self._again:
             notes.append(f"left out: {self._again:,} responses that TRL logged again under a later step")
-        return notes if rows else []
+        return notes if any(self._rows.values()) else []
+
+    @property
+    def undated(self) -> bool:
+        """Whether nothing tells visits apart: the records have neither an epoch nor a group."""
+        return any(self._rows.values()) and all(row.epoch is None and row.group is None for row in self._all())
+
+    def _all(self) -> Iterator[Row]:
+        return chain.from_iterable(self._rows.values())
+
+    def _epochs(self, form: Format, rows: Sequence[Row]) -> str:
+        """Returns where the epochs of these rows come from."""
+        if form in self._by_name:
+            return "the step in the files' names"
+        if any(row.epoch is not None for row in rows):
+            return form.epochs
+        return grouping.NO_EPOCHS if self.undated else grouping.BY_GROUP
+
+    def _tool_text(self) -> Iterator[str]:
+        """Yields what was assumed about texts that the model did not write."""
+        tools = self._text.tools
+        if tools.cut:
+            yield (
+                f"tools' text: {tools.letters:,} characters in {tools.cut:,} responses stand between marks of tools or "
+                "users, so they are context and not the model's; --no-tool-marks counts them as the model's"
+            )
+        elif tools.known and tools.uncut:
+            yield (
+                f"turns: no known mark of a tool's text is in the {tools.uncut:,} responses, so all of it counts as "
+                "the model's; if tools answered in them, name the marks with --tool-marks BEGIN END"
+            )
 
     def _renamed(self, record: Record) -> Record:
         there = record.fields()

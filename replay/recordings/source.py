@@ -6,6 +6,7 @@ The first bytes tell compressed files and Parquet. Everything except Parquet is 
 import gzip
 import io
 import os
+import re
 import shutil
 import stat
 import tempfile
@@ -16,15 +17,36 @@ from importlib import import_module
 from typing import Any, BinaryIO, cast
 
 from histospec.replay.recordings.check import PAGE, Record
+from histospec.replay.recordings.names import STDIN
 from histospec.replay.recordings.values import RecordingError
 from histospec.server.errors import ConfigError, reason
 
 GZIP_MAGIC = b"\x1f\x8b"
 PARQUET_MAGIC = b"PAR1"
-PACKED = {b"\x28\xb5\x2f\xfd": ("zstd", "zstd -dc"), b"BZh": ("bzip2", "bzcat"), b"\xfd7zXZ": ("xz", "xzcat")}
-HEAD = 5  # bytes that identify the type of a file
+HEAD = 8  # bytes that identify the type of a file
 BOM = b"\xef\xbb\xbf"
-STDIN = "-"
+_PACKED = "is packed with {}, which is not supported; {} FILE | histospec replay -"
+_WIDE = "is text in UTF-16 or UTF-32, as of PowerShell's >; iconv -f {} -t UTF-8 FILE | histospec replay -"
+_ARROW = "is an Arrow file; datasets.Dataset.from_file('FILE').to_parquet('FILE.parquet') writes it as Parquet"
+_PICKLE = "is a file of {}, which may run code when it is read; write its records as JSON lines ({})"
+FOREIGN = {
+    b"\x28\xb5\x2f\xfd": _PACKED.format("zstd", "zstd -dc"),
+    b"BZh": _PACKED.format("bzip2", "bzcat"),
+    b"\xfd7zXZ": _PACKED.format("xz", "xzcat"),
+    b"\xff\xfe\0\0": _WIDE.format("UTF-32"),
+    b"\0\0\xfe\xff": _WIDE.format("UTF-32"),
+    b"\xff\xfe": _WIDE.format("UTF-16"),
+    b"\xfe\xff": _WIDE.format("UTF-16"),
+    b"{\0": _WIDE.format("UTF-16LE"),
+    b"\0{": _WIDE.format("UTF-16BE"),
+    b"ARROW1": _ARROW,
+    b"\xff\xff\xff\xff": _ARROW,  # the stream format, which datasets saves
+    b"PK\x03\x04": _PICKLE.format("torch.save, or a zip archive", PAGE),
+    b"\x80": _PICKLE.format("pickle", PAGE),
+}
+"""First bytes of files that hold no JSON lines, and the message; the longer of two that fit comes first."""
+_CSV = re.compile(rb'(\xef\xbb\xbf)?"?[\w ./:()-]+"?(?:[,;\t]"?[\w ./:()-]+"?)+\s*')
+_TO_LINES = "pandas.read_csv('FILE').to_json('FILE.jsonl', orient='records', lines=True)"
 PIECE = 1 << 20
 MAX_LINE = 1 << 30
 BATCH = 256  # rows of Parquet converted at a time
@@ -93,20 +115,38 @@ def _head(file: BinaryIO) -> bytes:
 
 def _lines(head: bytes, file: BinaryIO) -> Iterator[Record]:
     """Yields every line that is not blank, with its number from 1."""
-    for magic, (name, unpack) in PACKED.items():
-        if head.startswith(magic):
-            raise RecordingError(f"is packed with {name}, which is not supported; {unpack} FILE | histospec replay -")
+    _refuse_foreign(head)
     stream = io.BufferedReader(_Rejoined(head, file))
     packed = head.startswith(GZIP_MAGIC)
     source = cast(BinaryIO, gzip.GzipFile(fileobj=stream) if packed else stream)
     number = 0
     while line := _line(source, number + 1):
         number += 1
-        if packed and number == 1 and line.startswith(PARQUET_MAGIC):
-            raise RecordingError("is a gzipped Parquet file; unpack it with gunzip first")
+        if number == 1:
+            _refuse_foreign(line)
+            if packed and line.startswith(PARQUET_MAGIC):
+                raise RecordingError("is a gzipped Parquet file; unpack it with gunzip first")
+            if _CSV.fullmatch(line):
+                raise RecordingError(f"is a table of text, such as CSV; {_TO_LINES} writes its rows as JSON lines")
+        if b"\0" in line:
+            raise _nul(number)
         if not line.isspace():
             content = line.removeprefix(BOM if number == 1 else b"").rstrip(b"\r\n")
             yield Record(f"line {number}", content, line.endswith(b"\n"))
+
+
+def _refuse_foreign(head: bytes) -> None:
+    """Raises RecordingError if a file that begins with these bytes has another format, and says what to do."""
+    for magic, what in FOREIGN.items():
+        if head.startswith(magic):
+            raise RecordingError(what)
+
+
+def _nul(number: int) -> RecordingError:
+    return RecordingError(
+        f"line {number}: not JSON: has NUL bytes; the file is binary, or a crash lost this part of it, which "
+        "tr -d '\\0' < FILE | histospec replay - leaves out"
+    )
 
 
 def _line(source: BinaryIO, number: int) -> bytes:
@@ -116,7 +156,9 @@ def _line(source: BinaryIO, number: int) -> bytes:
         return line
     pieces, size = [line], len(line)
     while True:
-        if b"\0" in line or pieces[0].removeprefix(BOM).lstrip()[:1] not in (b"{", b""):
+        if b"\0" in line:
+            raise _nul(number)
+        if pieces[0].removeprefix(BOM).lstrip()[:1] not in (b"{", b""):
             raise RecordingError(f"line {number}: not JSON: expected an object that begins with {{")
         if size > MAX_LINE:
             raise RecordingError(f"line {number}: is longer than {MAX_LINE >> 20} MiB; split the file into lines")

@@ -4,12 +4,15 @@ Dumps of text lack what the framework removed: special tokens, and the model's o
 from text are close to the run's, not identical.
 """
 
+import json
+from collections.abc import Iterator, Mapping
 from importlib import import_module
 from typing import Any
 
 import numpy as np
 
-from histospec.replay.recordings.check import Record, shown
+from histospec.replay.recordings.check import Record, shown, whole
+from histospec.replay.recordings.tool_text import Part, ToolText
 from histospec.replay.recordings.values import Tokens, Turn
 from histospec.server.errors import ConfigError
 
@@ -25,18 +28,30 @@ class Text:
     Args:
         tokenizer: a name on the Hugging Face hub or a folder; None: text is refused.
         refusal: the message in that case.
+        trusted: whether code that comes with the tokenizer may run.
+        tools: splits responses into what the model wrote and what tools answered.
 
     Raises:
-        ConfigError: transformers is not installed, or the tokenizer does not exist.
+        ConfigError: transformers is not installed, or the tokenizer does not exist or needs code that may not run.
 
     """
 
-    def __init__(self, tokenizer: str | None = None, refusal: str = NONE) -> None:
-        self.encoded = 0
-        """The number of texts that were tokenized."""
+    def __init__(
+        self,
+        tokenizer: str | None = None,
+        refusal: str = NONE,
+        *,
+        trusted: bool = False,
+        tools: ToolText | None = None,
+    ) -> None:
+        self.encoded = self.mended = 0
+        """Numbers of texts that were tokenized, and of those with half a surrogate pair, read as U+FFFD."""
         self.tokenizer = tokenizer
+        self.tools = tools or ToolText()
         self._refusal = refusal
-        self._encoder = None if tokenizer is None else _load(tokenizer)
+        self._encoder = None if tokenizer is None else _load(tokenizer, trusted)
+        if self._encoder is not None:
+            self.tools.learn(self._encoder)
         self._prompts: dict[str, Tokens] = {}
 
     def prompt(self, record: Record, field: str) -> Tokens:
@@ -51,13 +66,13 @@ class Text:
                     self._prompts.clear()
                 tokens = self._prompts[value] = self._encode(record, field, value)
         else:
-            tokens = np.array(record.tokens(field, value), np.int32)
+            tokens = _ids(record, field, value)
         if not len(tokens):
             raise record.wrong(f"{field}: must not be empty; remove the record")
         return tokens
 
     def response(self, record: Record, field: str) -> tuple[Turn, ...]:
-        """Returns what the model wrote, given as token ids, text, or one chat message; empty if it wrote nothing.
+        """Returns the turns of a response given as token ids, text or chat messages; none if the response is empty.
 
         Raises:
             RecordingError: the field has another type.
@@ -65,17 +80,24 @@ class Text:
         """
         value = record.get(field)
         if isinstance(value, list) and value and isinstance(value[0], dict):
-            value = _said(record, field, value)
-        if isinstance(value, str):
-            tokens = self._encode(record, field, value)
+            parts = list(_said(record, field, value))
+        elif isinstance(value, str):
+            parts = self.tools.parts(value)
         else:
-            tokens = np.array(record.tokens(field, value), np.int32)
-        return (Turn(tokens, True),) if len(tokens) else ()
+            tokens = _ids(record, field, value)
+            return (Turn(tokens, True),) if len(tokens) else ()
+        turns = (Turn(self._encode(record, field, text), generated) for text, generated in parts)
+        return tuple(turn for turn in turns if len(turn.tokens))
 
     def _encode(self, record: Record, field: str, text: str) -> Tokens:
         if self._encoder is None:
             raise record.wrong(f"{field}: {self._refusal}")
         self.encoded += 1
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            self.mended += 1
+            text = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
         return np.array(self._encoder.encode(text, add_special_tokens=False), np.int32)
 
     def _rendered(self, record: Record, field: str, messages: list[Any]) -> str:
@@ -95,18 +117,38 @@ class Text:
             ) from None
 
 
-def _said(record: Record, field: str, messages: list[Any]) -> str:
-    message = messages[0]
-    content = message.get("content")
-    if len(messages) == 1 and message.get("role") == "assistant" and isinstance(content, str):
-        return content
-    raise record.wrong(
-        f"{field}: {len(messages)} messages are not one text of the role assistant; record a response of several turns "
-        "as turns with token ids (docs/replay.md)"
-    )
+def _ids(record: Record, field: str, value: Any) -> Tokens:
+    """Returns a value as token ids. Raises RecordingError, also if it holds several texts."""
+    if isinstance(value, list) and value:
+        kind = "texts" if isinstance(whole(value[0]), str) else "lists" if isinstance(value[0], list) else None
+        if kind is not None:
+            raise record.wrong(
+                f"{field}: is a list of {len(value)} {kind}; write one record for each: "
+                f"jq -c '.{field}[] as $one | .{field} = $one' FILE"
+            )
+    return np.array(record.tokens(field, value), np.int32)
 
 
-def _load(name: str) -> Any:
+def _said(record: Record, field: str, messages: list[Any]) -> Iterator[Part]:
+    """Yields the texts of chat messages; those of the role assistant are the model's."""
+    for i, message in enumerate(messages):
+        if not (isinstance(message, dict) and isinstance(message.get("role"), str)):
+            raise record.wrong(f"{field}[{i}]: should be a message with role and content, is {shown(message)}")
+        content = message.get("content") or ""
+        if isinstance(content, list):  # of parts, such as text and images
+            content = "".join(str(part.get("text") or "") for part in content if isinstance(part, dict))
+        if not isinstance(content, str):
+            raise record.wrong(f"{field}[{i}].content: should be text, is {shown(content)}")
+        yield content + "".join(map(_call, message.get("tool_calls") or ())), message["role"] == "assistant"
+
+
+def _call(call: Any) -> str:
+    """Returns the model's call of a tool as the templates of Qwen and Hermes write it."""
+    made = call.get("function", call) if isinstance(call, Mapping) else call
+    return f"\n<tool_call>\n{json.dumps(made, ensure_ascii=False, default=str)}\n</tool_call>"
+
+
+def _load(name: str, trusted: bool) -> Any:
     try:
         transformers: Any = import_module("transformers")
     except ImportError:
@@ -114,8 +156,14 @@ def _load(name: str) -> Any:
             "--tokenizer: text needs the package transformers, which is not installed: pip install transformers"
         ) from None
     try:
-        return transformers.AutoTokenizer.from_pretrained(name)
+        # Without an explicit value, transformers asks on the standard input whether it may run the code.
+        return transformers.AutoTokenizer.from_pretrained(name, trust_remote_code=trusted)
     except Exception as error:  # from the hub, from files, or from code in them
+        if not trusted and "trust_remote_code" in str(error):
+            raise ConfigError(
+                f"--tokenizer: {shown(name)} needs code of its own; read that code, and let it run with "
+                "--trust-remote-code"
+            ) from None
         lines = str(error).strip().splitlines() or [type(error).__name__]
         raise ConfigError(
             f"--tokenizer: {shown(name)} cannot be loaded ({lines[0][:200]}); give the folder of a tokenizer, or "

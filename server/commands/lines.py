@@ -29,6 +29,7 @@ from histospec.server.stores.records import mask
 GZIP = 16 + zlib.MAX_WBITS
 LEVEL = 6
 FLUSHED = 16 << 10  # bytes to compress before they are passed on
+INFINITE = 1e39  # stands for infinity, which JSON lacks: beyond float32, so that a reader of float32 gets infinity
 
 
 class Stored(NamedTuple):
@@ -45,8 +46,9 @@ class Stored(NamedTuple):
 
 
 def summary(counts: "Counter[str]") -> str:
-    """Returns numbers of problems, responses and tokens in words."""
-    return ", ".join(f"{counts[what]} {what}" for what in ("problems", "responses", "tokens"))
+    """Returns numbers of problems, responses and tokens in words, and how many responses were too old to keep."""
+    old = [f"{counts['too_old']} responses too old to keep"] if counts["too_old"] else []
+    return ", ".join([*(f"{counts[what]} {what}" for what in ("problems", "responses", "tokens")), *old])
 
 
 # Writing
@@ -139,7 +141,8 @@ def _response(record: Record) -> dict[str, Any]:
         response["seed"] = record.seed
     if record.logprobs:
         # As float64: its shortest decimals convert back to the same float32.
-        response["logprobs"] = np.frombuffer(record.logprobs, FLOAT32).astype(float).tolist()
+        logprobs = np.frombuffer(record.logprobs, FLOAT32).astype(float)
+        response["logprobs"] = logprobs.clip(-INFINITE, INFINITE).tolist()
     if record.alternatives:
         response["alternatives"] = base64.b64encode(record.alternatives).decode()
     return response
@@ -173,7 +176,8 @@ class _StoredResponse(LineResponse):
     def record(self) -> Record:
         tokens = [token for part, _ in self.parts() for token in part]
         generated = b"".join(bytes([written]) * len(part) for part, written in self.parts())
-        logprobs = np.array(self.logprobs or [], FLOAT32).tobytes()
+        with np.errstate(over="ignore"):  # INFINITE
+            logprobs = np.array(self.logprobs or [], FLOAT32).tobytes()
         text = np.array(tokens, INT32).tobytes()
         return Record(text, self.epoch, self.reward, logprobs, mask(generated), self.seed, self.alternatives)
 

@@ -138,11 +138,14 @@ class ShardImports:
         self._lanes[self._shards.owner(stored.problem)].add(stored.problem, stored.records)
 
     def finish(self, problems: int) -> "Counter[str]":
-        """Waits until all requests are answered. Returns `problems`, and the responses and tokens that were missing."""
+        """Waits until all requests are answered.
+
+        Returns `problems`, the added responses and tokens, and the responses that are too old to keep.
+        """
         counts = Counter(problems=problems)
         for lane in self._lanes.values():
             lane.finish()
-            counts.update(responses=lane.responses, tokens=lane.tokens)
+            counts.update(responses=lane.responses, tokens=lane.tokens, too_old=lane.too_old)
         return counts
 
 
@@ -159,7 +162,7 @@ class _Lane:
         self._waiting: deque[Future[pb.ImportResponse]] = deque()
         self._request = pb.ImportRequest()
         self._size = 0
-        self.responses = self.tokens = 0
+        self.responses = self.tokens = self.too_old = 0
 
     def add(self, problem: Problem, records: Sequence[Record]) -> None:
         # A shard compares each part with all its responses of the problem, so use few parts for a large problem.
@@ -198,6 +201,7 @@ class _Lane:
             answer = self._waiting.popleft().result()
             self.responses += answer.responses
             self.tokens += answer.tokens
+            self.too_old += answer.too_old
 
     def finish(self) -> None:
         self._flush()

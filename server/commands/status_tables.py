@@ -139,6 +139,7 @@ def _counted(status: Mapping[str, Any]) -> list[Row]:
         "responses evicted: memory full": "evicted_by_memory",
         "  by --history-epochs": "evicted_by_epochs",
         "  by --history-responses": "evicted_by_responses",
+        "responses too old to keep": "too_old_responses",
         "store errors": "store_errors",
     }.items():
         rows.append(_row(what, f"{recent[name]:,.0f}", f"{totals[name]:,.0f}"))

@@ -10,12 +10,14 @@ from dataclasses import dataclass, field
 import structlog
 
 from histospec.server.errors import StoreError
+from histospec.server.logs.lines import Throttle
 from histospec.server.stores.interface import ResponseBatch
 
 log = structlog.get_logger()
 
 LOOKUPS = ("hit", "miss", "failed", "skipped")
 LOG_SECONDS = 5.0  # one log line for all responses that are stored within this time
+THROTTLE = Throttle(lines=1, seconds=60.0)
 
 
 @dataclass
@@ -23,8 +25,12 @@ class Counts:
     """Only one thread writes each number."""
 
     stored_responses: int = 0
-    """Responses ingested or committed."""
+    """Responses ingested or committed that the store keeps."""
     stored_tokens: int = 0
+    too_old: int = 0
+    """Responses that the store does not keep, because they are older than what it keeps of their problem."""
+    latest_too_old: str = ""
+    """The epoch and namespace of the latest of these, in words."""
     loaded_responses: int = 0
     """Responses indexed from the store since the start."""
     loading: bool = False
@@ -52,6 +58,20 @@ class Counts:
             no_request = Context()  # otherwise the line would have the ID of an arbitrary request
             asyncio.get_running_loop().call_later(LOG_SECONDS, self.log_stored, context=no_request)
         self._unlogged.update(responses=len(batch.records), tokens=batch.tokens, batches=1)
+
+    def refused_as_old(self, number: int, namespace: str, epoch: int, newest_epoch: int) -> None:
+        """Counts responses that the store does not keep, and logs them once a minute."""
+        self.too_old += number
+        self.latest_too_old = f"epoch {epoch} in namespace {namespace}, whose newest epoch is {newest_epoch}"
+        if (more := THROTTLE.admits("too old")) is not None:
+            log.warning(
+                "responses are too old to keep; if their epoch is right, rewind the namespace",
+                namespace=namespace,
+                epoch=epoch,
+                newest_epoch=newest_epoch,
+                since_start=self.too_old,
+                **more,
+            )
 
     def log_stored(self) -> None:
         """Logs a line about the batches since the last one."""

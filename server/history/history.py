@@ -16,9 +16,11 @@ from histospec.server.history.learning import Learning
 from histospec.server.history.loading import Loading
 from histospec.server.history.missing import Missing
 from histospec.server.history.namespaces import WATCH_SECONDS, Epochs, Namespaces
+from histospec.server.history.tenants import NOBODY, Tenants
 from histospec.server.logs.lines import Throttle
 from histospec.server.stores.interface import Problem, Reader, Record, ResponseBatch, Store, by_epoch
 from histospec.server.stores.records import lacking
+from histospec.server.threads import Threads
 
 log = structlog.get_logger()
 T = TypeVar("T")
@@ -35,6 +37,8 @@ class Imported(NamedTuple):
 
     responses: int
     tokens: int
+    too_old: int
+    """Responses that the store lacked and does not keep, because they are too old."""
     learned: bool
     """Whether the namespace adopted the given estimator."""
 
@@ -73,14 +77,20 @@ class History:
         engine: the index.
         store: may still be opening; see `open`.
         max_namespaces: how many namespaces callers may create.
+        tenants: how much each caller may use.
         watch_seconds: time between two checks for epochs of other shards.
 
     """
 
-    def __init__(self, engine: Engine, store: Store, max_namespaces: int, watch_seconds: float = WATCH_SECONDS) -> None:
+    def __init__(
+        self, engine: Engine, store: Store, max_namespaces: int, tenants: Tenants, watch_seconds: float = WATCH_SECONDS
+    ) -> None:
         self.counts = Counts()
+        self.threads = Threads()
+        """For the work of callers."""
         self.epochs = Epochs(store, watch_seconds, self._follow)
-        self.namespaces = Namespaces(max_namespaces)
+        self.tenants = tenants
+        self.namespaces = Namespaces(max_namespaces, tenants)
         self.aborted: AbortedResponses[tuple[str, str]] = AbortedResponses()  # by namespace and problem id
         self._engine = engine
         self._store = store
@@ -92,6 +102,7 @@ class History:
         self._importing = asyncio.Lock()  # each import must see what the one before it stored
         self._unindexed = 0  # bytes of ingests that wait for the store and the index
         self._open = False
+        self._measuring: asyncio.Task[None] | None = None
 
     # Lifecycle
 
@@ -124,7 +135,7 @@ class History:
 
     async def open(self, newest: dict[str, int]) -> None:
         """Starts to use the open store. `newest` holds its namespaces and their newest epochs."""
-        self.epochs.merge(newest)
+        self.epochs.open(newest)
         self.namespaces.know(newest)
         await asyncio.to_thread(self.learning.restore)
         self._open = True
@@ -140,11 +151,16 @@ class History:
         if not self._open:
             await self.open(await asyncio.to_thread(self._store.newest_epochs))
         self.learning.start()
+        self._measuring = asyncio.ensure_future(
+            self.tenants.measure(lambda: self.read(lambda store: store.sizes()), self.namespaces.tenant)
+        )
         self.epochs.watch()
         self.loading.start()
 
     async def close(self) -> None:
         """Finishes pending work, stops loading, saves the estimators and closes the store."""
+        if self._measuring is not None:
+            self._measuring.cancel()
         await self.loading.close()
         await self.epochs.close()
         await self._tasks.wait()
@@ -155,33 +171,46 @@ class History:
         finally:
             await asyncio.to_thread(self._indexing.close)
             await asyncio.to_thread(self._store.close)
+            self.threads.close()
             self.counts.log_stored()
 
     # New responses
 
     async def add(
-        self, batch: ResponseBatch, source: str = "", explicit_epoch: bool = False, patience: float = LONGEST_WAIT
-    ) -> None:
+        self,
+        batch: ResponseBatch,
+        source: str = "",
+        explicit_epoch: bool = False,
+        patience: float = LONGEST_WAIT,
+        creator: str = NOBODY,
+    ) -> ResponseBatch:
         """Stores responses, then indexes them. Waits up to `patience` seconds for room.
 
-        Raises LimitExceeded if they need one namespace too many, InvalidRequest if their namespace cannot have that
-        name, and StoreError. In each case, nothing of the batch is kept.
+        Returns those that the store keeps, because they are not too old. Raises LimitExceeded if they need one
+        namespace too many, InvalidRequest if their namespace cannot have that name or their explicit epoch is too far
+        ahead, and StoreError. In each case, nothing of the batch is kept.
 
         Args:
             batch: the responses.
             source: the caller, for the log; if empty, the batch is not logged.
             explicit_epoch: the caller gave the epoch: weight-change counts no longer advance the namespace.
             patience: seconds.
+            creator: the name of the caller's token, which creates a new namespace.
 
         """
         started = time.monotonic()
         self.require_open()
         namespace = batch.problem.namespace
+        kept = batch
         if batch.records:
-            self.namespaces.admit(namespace)
+            if explicit_epoch:
+                self.epochs.check("epoch", namespace, batch.records[0].epoch)
+            self.namespaces.admit(namespace, creator)
+            if refusal := self.store_refusal(namespace, batch.size):
+                raise StoreFull(f"{refusal}; nothing of this request is kept")
             if explicit_epoch:
                 self.epochs.give(namespace)
-            await self._add(batch, started + patience)
+            kept = await self._add(batch, started + patience)
         if source and (more := THROTTLE.admits("ingested")) is not None:
             log.info(
                 "ingested",
@@ -193,8 +222,9 @@ class History:
                 seconds=round(time.monotonic() - started, 3),
                 **more,
             )
+        return kept
 
-    async def _add(self, batch: ResponseBatch, until: float) -> None:
+    async def _add(self, batch: ResponseBatch, until: float) -> ResponseBatch:
         while True:
             if not await self._room(until, batch.size):
                 raise StoreFull(CROWDED)
@@ -225,46 +255,70 @@ class History:
         waiting = self.waiting_bytes
         return not size or not waiting or waiting + size <= self._store.waiting_limit
 
-    async def _store_and_index(self, batch: ResponseBatch) -> None:
+    async def _store_and_index(self, batch: ResponseBatch) -> ResponseBatch:
         try:
             async with self.missing.storing(batch.problem, self.missing.want(batch.problem)):
-                await self._append(batch)
+                kept = await self._append(batch)
                 self.epochs.saw(batch)
                 try:
                     await self._indexing.add(batch)
                 except BaseException:
                     self.missing.add(batch.problem)
                     raise
+            return kept
         finally:
             self._unindexed -= batch.size
 
-    async def _append(self, batch: ResponseBatch) -> None:
+    async def _append(self, batch: ResponseBatch) -> ResponseBatch:
         with self.counts.store_request():
-            await asyncio.wrap_future(self._store.append(batch))
-        self.counts.stored(batch)
+            too_old = await asyncio.wrap_future(self._store.append(batch))
+        kept = batch._replace(records=batch.records[too_old:])  # they have one epoch, so the first ones are the oldest
+        self.counts.stored(kept)
+        namespace = batch.problem.namespace
+        self.tenants.count_stored(self.namespaces.tenant(namespace), kept.size)
+        if too_old:
+            self.counts.refused_as_old(too_old, namespace, batch.records[0].epoch, self.epochs.newest(namespace))
+        return kept
+
+    def store_refusal(self, namespace: str, size: int) -> str:
+        """Returns why the tenant of a namespace may not store `size` bytes more; empty if it may."""
+        if not self.tenants.known or self._store.opening:
+            return ""
+        held, limit, free, _ = self._store.size
+        if limit is None and held is not None and free is not None:
+            limit = held + free
+        return self.tenants.refusal("store", self.namespaces.tenant(namespace), size, limit, held or 0)
 
     async def refuses_commits(self) -> str:
         """Waits until the index has room. Returns why nothing can be committed now; empty if it can."""
         return self.opening or ("" if await self._room(time.monotonic() + LONGEST_WAIT) else CROWDED)
 
-    async def commit(self, batch: ResponseBatch, generation: int) -> None:
-        """Stores responses that the index received after `missing.want` returned the generation. Raises StoreError."""
+    async def commit(self, batch: ResponseBatch, generation: int) -> ResponseBatch:
+        """Stores responses that the index received after `missing.want` returned the generation. Raises StoreError.
+
+        Returns those that the store keeps, because they are not too old.
+        """
         self.require_open()
         async with self.missing.storing(batch.problem, generation):
-            await self._append(batch)
+            return await self._append(batch)
 
     async def import_lacking(
-        self, namespace: str, problems: Sequence[tuple[Problem, list[Record]]], estimator: bytes = b""
+        self,
+        namespace: str,
+        problems: Sequence[tuple[Problem, list[Record]]],
+        estimator: bytes = b"",
+        creator: str = NOBODY,
     ) -> Imported:
         """Adds the responses that the store lacks, each with its own epoch, and an estimator if none has learned here.
 
         A repeated call adds nothing, even after a cancelled one.
 
-        Raises LimitExceeded or InvalidRequest if the namespace cannot be created, and StoreError, after which some of
-        the responses may be stored.
+        Raises LimitExceeded or InvalidRequest if the namespace cannot be created, InvalidRequest if an epoch is too far
+        ahead, and StoreError, after which some of the responses may be stored.
         """
         self.require_open()
-        self.namespaces.admit(namespace)
+        self.epochs.check_import(namespace, problems)
+        self.namespaces.admit(namespace, creator)
         return await self._tasks.run(self._import(namespace, problems, estimator))
 
     async def _import(
@@ -272,12 +326,16 @@ class History:
     ) -> Imported:
         async with self._importing:
             learned = bool(estimator) and await self.learning.take(namespace, estimator)
-            batches = await asyncio.to_thread(self._lacking, problems)
+            batches = await self.threads.run("import", self._lacking, problems)
             results = await asyncio.gather(*map(self.add, batches), return_exceptions=True)
+        kept: list[ResponseBatch] = []
         for result in results:
-            if result is not None:
+            if isinstance(result, BaseException):
                 raise result
-        return Imported(sum(len(batch.records) for batch in batches), sum(batch.tokens for batch in batches), learned)
+            kept.append(result)
+        responses = sum(len(batch.records) for batch in kept)
+        too_old = sum(len(batch.records) for batch in batches) - responses
+        return Imported(responses, sum(batch.tokens for batch in kept), too_old, learned)
 
     def _lacking(self, problems: Sequence[tuple[Problem, list[Record]]]) -> list[ResponseBatch]:
         """Returns the responses that the store lacks, in batches of one problem and one epoch."""
@@ -291,15 +349,18 @@ class History:
 
     # Reads
 
-    async def get(self, problem: Problem, limit: int, room: int) -> list[Record]:
-        """Returns the stored responses, oldest first. Raises StoreError, and LimitExceeded beyond `room` bytes."""
+    async def get(self, problem: Problem, limit: int, room: int, encode: Callable[[list[Record]], T]) -> T:
+        """Returns `encode` of the stored responses, oldest first.
+
+        Raises StoreError, and LimitExceeded beyond `room` bytes.
+        """
         self.require_open()
         with self.counts.store_request():
-            return await asyncio.to_thread(self._store.history, problem, limit, room)
+            return await self.threads.run("history", lambda: encode(self._store.history(problem, limit, room)))
 
     async def read(self, work: Callable[[Reader], T]) -> T:
         """Runs `work` on the store in a thread. Returns its result. Keeps the store open. Raises StoreError."""
-        return await self._tasks.run(asyncio.to_thread(work, self._store))
+        return await self._tasks.run(self.threads.run("export", work, self._store))
 
     # Drops and rewinds
 

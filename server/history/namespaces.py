@@ -3,7 +3,7 @@
 import asyncio
 import bisect
 import difflib
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -11,8 +11,9 @@ import structlog
 
 from histospec.protocol.names import white_space
 from histospec.server.errors import InvalidRequest, LimitExceeded, StoreError
+from histospec.server.history.tenants import NOBODY, Tenants
 from histospec.server.logs.lines import Throttle
-from histospec.server.stores.interface import ResponseBatch, Store
+from histospec.server.stores.interface import Problem, Record, ResponseBatch, Store
 
 log = structlog.get_logger()
 
@@ -22,6 +23,12 @@ NEIGHBOURS = 8
 """Names on either side of a name, in each order, that are compared with it."""
 WATCH_SECONDS = 3.0
 """Between two checks for newer epochs in a shared store."""
+FIRST_EPOCH = 1 << 31
+"""The largest epoch with which a caller may begin to name epochs: a Unix time in seconds fits until 2038."""
+EPOCHS_AHEAD = 1 << 20
+"""How far an epoch may be ahead of the newest one: a thousand steps for a trainer that counts in thousands."""
+AHEAD_SHARE = 64
+"""This part of the newest epoch may be ahead, too: with Unix times, a run may pause for ten months."""
 
 
 def look_alikes(name: str, others: Iterable[str], most: int) -> list[str]:
@@ -45,21 +52,28 @@ def _neighbours(name: str, others: Iterable[str]) -> list[str]:
 class Namespaces:
     """Decides which namespaces a caller may create. Used only on the event loop."""
 
-    def __init__(self, limit: int) -> None:
-        self._admitted: set[str] = set()
+    def __init__(self, limit: int, tenants: Tenants) -> None:
+        self._admitted: dict[str, str] = {}  # with the tenant of each
         self._limit = limit
+        self._tenants = tenants
         self._known = False
 
     def know(self, stored: Iterable[str]) -> None:
         """Adds the namespaces of the store. Before this call, any name may be one of them."""
-        self._admitted.update(stored)
+        for namespace in stored:
+            if namespace not in self._admitted:
+                self._add(namespace, self._tenants.owner(namespace))
         self._known = True
 
-    def admit(self, namespace: str) -> None:
-        """Adds a namespace if it is new.
+    def tenant(self, namespace: str) -> str:
+        """Returns the tenant of a namespace."""
+        return self._admitted.get(namespace, NOBODY)
 
-        Raises LimitExceeded if there are too many, and InvalidRequest for a new name that begins or ends with white
-        space. A stored namespace with such a name remains usable.
+    def admit(self, namespace: str, creator: str = NOBODY) -> None:
+        """Adds a namespace if it is new. `creator`: the name of the caller's token.
+
+        Raises LimitExceeded if there are too many, or too many of its tenant, and InvalidRequest for a new name that
+        begins or ends with white space. A stored namespace with such a name remains usable.
         """
         if namespace in self._admitted:
             return
@@ -68,11 +82,19 @@ class Namespaces:
         if len(self._admitted) >= self._limit:
             text = f"namespace: the server is at its limit of {self._limit} namespaces; drop one, or raise "
             raise LimitExceeded(f"{text}--max-namespaces")
-        self._admitted.add(namespace)
+        tenant = self._tenants.owner(namespace, creator)
+        if refusal := self._tenants.refusal("namespaces", tenant, 1, self._limit, len(self._admitted)):
+            raise LimitExceeded(refusal)
+        self._add(namespace, tenant)
+
+    def _add(self, namespace: str, tenant: str) -> None:
+        self._admitted[namespace] = tenant
+        self._tenants.admitted(namespace, tenant)
 
     def forget(self, namespace: str) -> None:
         """Removes a dropped namespace."""
-        self._admitted.discard(namespace)
+        if (tenant := self._admitted.pop(namespace, None)) is not None:
+            self._tenants.forgot(namespace, tenant)
 
 
 class Epochs:
@@ -96,6 +118,7 @@ class Epochs:
         self._follow = follow
         self._newest: dict[str, int] = {}
         self._explicit: set[str] = set()  # namespaces in which a caller has given an epoch
+        self._begun: set[str] = set()  # namespaces that had epochs when the store was opened
         self._setbacks = 0  # drops and rewinds; epochs read from the store before the last one are outdated
         self._closing = asyncio.Event()
         self._watching: asyncio.Task[None] | None = None
@@ -104,19 +127,63 @@ class Epochs:
         """Returns the newest epoch of the namespace; 0 at first."""
         return self._newest.get(namespace, 0)
 
+    def check(self, field: str, namespace: str, epoch: int) -> None:
+        """Raises InvalidRequest, which names the field, if an explicit epoch is too far ahead.
+
+        The first one may be further ahead, also of responses whose epochs were counted before.
+        """
+        begun = namespace in self._explicit or namespace in self._begun
+        self._refuse(field, namespace, epoch, self._limit(namespace) if begun else self._first_limit(namespace))
+
     def give(self, namespace: str) -> None:
         """Records that an explicit epoch was given; weight-change counts no longer advance the namespace."""
         self._explicit.add(namespace)
 
-    def counted(self, namespace: str, epoch: int) -> int:
-        """Returns the epoch for a response that a worker counts as of `epoch`; at least the newest epoch."""
+    def counted(self, field: str, namespace: str, epoch: int) -> int:
+        """Returns the epoch for a response that a worker counts as of `epoch`; at least the newest epoch.
+
+        Raises InvalidRequest, which names the field, if the count is too far ahead.
+        """
         newest = self.newest(namespace)
-        return newest if namespace in self._explicit else max(newest, epoch)
+        if namespace in self._explicit:
+            return newest
+        self._refuse(field, namespace, epoch, self._limit(namespace))
+        return max(newest, epoch)
+
+    def check_import(self, namespace: str, problems: Sequence[tuple[Problem, list[Record]]]) -> None:
+        """Raises InvalidRequest if an epoch of an import is too far ahead.
+
+        The problems of a backup come in no order of epochs, so all of them may be as far ahead as a first epoch.
+        """
+        limit = self._first_limit(namespace)
+        for i, (_, records) in enumerate(problems):
+            for j, record in enumerate(records):
+                if record.epoch > limit:
+                    self._refuse(f"problems[{i}].responses[{j}].epoch", namespace, record.epoch, limit)
+
+    def _limit(self, namespace: str) -> int:
+        newest = self.newest(namespace)
+        return newest + max(EPOCHS_AHEAD, newest // AHEAD_SHARE)
+
+    def _first_limit(self, namespace: str) -> int:
+        return max(FIRST_EPOCH, self._limit(namespace))
+
+    def _refuse(self, field: str, namespace: str, epoch: int, limit: int) -> None:
+        if epoch > limit:
+            raise InvalidRequest(
+                f"{field}: {epoch} is more than the limit of {limit}: too far ahead of {self.newest(namespace)}, the "
+                f"newest epoch of namespace {namespace!r}"
+            )
 
     def saw(self, batch: ResponseBatch) -> None:
         """Raises the newest epoch to that of the batch."""
         namespace = batch.problem.namespace
         self._newest[namespace] = max([self.newest(namespace), *(record.epoch for record in batch.records)])
+
+    def open(self, stored: dict[str, int]) -> None:
+        """Takes the namespaces of the store that was opened, with their newest epochs."""
+        self._begun.update(name for name, epoch in stored.items() if epoch)
+        self.merge(stored)
 
     def merge(self, stored: dict[str, int]) -> None:
         """Raises the newest epochs to those of the store."""
@@ -128,6 +195,7 @@ class Epochs:
         if epoch is None:
             self._newest.pop(namespace, None)
             self._explicit.discard(namespace)
+            self._begun.discard(namespace)
         elif namespace in self._newest:
             self._newest[namespace] = min(self._newest[namespace], epoch)
 

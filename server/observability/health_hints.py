@@ -65,6 +65,10 @@ class Facts(NamedTuple):
     memory: float = 1
     """The memory budget in bytes."""
     store_errors: float = 0
+    too_old: float = 0
+    """Responses that the store did not keep, because they were too old."""
+    latest_too_old: str = ""
+    """The epoch and namespace of the latest of these, in words."""
     unreadable: Mapping[str, str] = {}
     """The files that cannot be read now, and why."""
     store_trouble: str = ""
@@ -139,6 +143,14 @@ def _faults(facts: Facts) -> Iterator[Hint]:
             "but the store lacks these responses. Look at the errors below, then at the disk or at Redis."
         )
         yield Hint("bad", "The store fails", text)
+    if facts.too_old:
+        text = (
+            f"In the last ten minutes, {_count(facts.too_old, 'response')} came with an epoch older than those that "
+            f"the store keeps of the problem (--history-epochs), and did not stay. The latest was of "
+            f"{facts.latest_too_old}. If newer epochs are wrong, or the run went back to a checkpoint, rewind the "
+            "namespace to its true epoch: client.rewind(epoch)."
+        )
+        yield Hint("warn", "Responses are too old to keep", text)
     for name, why in facts.unreadable.items():
         text = (
             f"{why}. The previous contents stay in force: revoked entries still work, new ones do not yet. Correct the "

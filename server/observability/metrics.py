@@ -26,6 +26,10 @@ from histospec.server.observability.run_series import RunSeries
 # 20 ms, the default deadline of a step, is a bucket bound: alerts count the steps that took longer.
 SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 
+CALLER_LIMITS = ("arriving", "late", "calls", "answers", "unread")
+"""Limits on callers that end calls: memory and time of messages that arrive, calls and watches at a time, memory of
+answers; and unread answers, which end a connection."""
+
 
 class _Scrape(Collector):
     """The metrics of one scrape: one reading of the engine and of the history's counters, and a registry."""
@@ -66,6 +70,11 @@ class _Scrape(Collector):
         counts = self._counts
         yield CounterMetricFamily(
             "histospec_ingested_responses", "Stored responses, ingested or committed.", counts.stored_responses
+        )
+        yield CounterMetricFamily(
+            "histospec_too_old_responses",
+            "Responses that the store did not keep, because they were older than what it keeps of their problem.",
+            counts.too_old,
         )
         yield CounterMetricFamily("histospec_ingested_tokens", "Tokens of stored responses.", counts.stored_tokens)
         yield GaugeMetricFamily(
@@ -116,6 +125,15 @@ class Metrics:
         self.rpc_errors = Counter(
             "histospec_rpc_errors", "Failed RPCs, by method and code.", ("method", "code"), registry=registry
         )
+        self.caller_limits = Counter(
+            "histospec_caller_limits",
+            "Calls that the server refused and connections that it ended because of a limit on callers, by limit: "
+            "arriving, late, calls, answers or unread.",
+            ("limit",),
+            registry=registry,
+        )
+        for limit in CALLER_LIMITS:
+            self.caller_limits.labels(limit)
         self.draft_seconds = Histogram(
             "histospec_draft_seconds", "Engine time per batch step.", buckets=SECONDS, registry=registry
         )

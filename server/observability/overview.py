@@ -17,6 +17,7 @@ from prometheus_client import Metric
 from histospec.native import SOURCES
 from histospec.protocol.gains import gain
 from histospec.server.errors import StoreError
+from histospec.server.history.tenants import Tenants
 from histospec.server.logs.lines import RecentLines
 from histospec.server.observability.health_hints import Facts, hints
 from histospec.server.observability.metrics import Metrics
@@ -28,6 +29,8 @@ from histospec.server.security.watched_files import Watched
 from histospec.server.settings.addresses import ShardAddress
 from histospec.server.settings.config import Config
 from histospec.server.stores.interface import Store, StoreSize
+
+MAX_TENANTS = 50  # listed, as many as namespaces
 
 
 class Overview:
@@ -44,6 +47,7 @@ class Overview:
         watched: Sequence[Watched[Any]],
         store: Store,
         newest_epoch: Callable[[str], int],
+        tenants: Tenants,
         aside: Executor,
     ) -> None:
         self._config = config
@@ -58,6 +62,7 @@ class Overview:
         self._peers = ShardHealth([peer for peer in config.peers if peer.name != me.name], config)
         self._samples = Samples()
         self._runs = Runs(newest_epoch)
+        self._tenants = tenants
         self._size = StoreSize()
         self._started = time.monotonic()  # the wall clock may jump
         self._task: asyncio.Task[None] | None = None
@@ -90,6 +95,7 @@ class Overview:
         values |= {
             "ingested_responses": metrics.counts.stored_responses,
             "ingested_tokens": metrics.counts.stored_tokens,
+            "too_old_responses": metrics.counts.too_old,
             "store_errors": metrics.counts.store_errors,
             "streams": _value(metrics.streams.collect()),
             "sessions": totals["sessions"],
@@ -138,6 +144,7 @@ class Overview:
                 source: {name: totals[f"{source}.{name}"] for name in ("draft_tokens", "accepted_tokens")}
                 for source in SOURCES
             },
+            "tenants": self._tenants_in_use(),
             "namespaces": self._runs.rows(),
             "namespaces_in_all": self._runs.in_all,
             "series": self._samples.series(offset=offset),
@@ -146,6 +153,16 @@ class Overview:
             "lines": lines,
             "hints": [hint._asdict() for hint in hints(self._facts(waiting, totals, recent, shards))],
         }
+
+    def _tenants_in_use(self) -> list[dict[str, Any]]:
+        """Returns the tenants that use most of the index; none without a token file."""
+        found: dict[str, dict[str, Any]] = {}
+        for use in self._tenants.uses():
+            row = found.setdefault(use.tenant, {"name": use.tenant or "(no tenant)", "refusals": 0})
+            row[use.resource], row[f"{use.resource}_share"] = use.used, use.share
+            row["refusals"] += use.refusals
+        rows = sorted(found.values(), key=lambda row: -row["index"])
+        return rows[:MAX_TENANTS] if self._tenants.known else []
 
     def _unreadable(self) -> dict[str, str]:
         """Returns why files cannot be read, by name."""
@@ -175,6 +192,8 @@ class Overview:
             index_bytes=totals["index_bytes"],
             memory=self._config.memory,
             store_errors=recent["store_errors"] or 0,
+            too_old=recent["too_old_responses"] or 0,
+            latest_too_old=self._metrics.counts.latest_too_old,
             unreadable=self._unreadable(),
             store_trouble=self._store.trouble,
             store_hazard=self._store.hazard,

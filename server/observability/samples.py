@@ -20,7 +20,8 @@ EVICTED = ("evicted_by_memory", "evicted_by_epochs", "evicted_by_responses")
 BY_SOURCE = tuple(f"{source}.{name}" for source in SOURCES for name in ("draft_tokens", "accepted_tokens"))
 COUNTED = (
     "lookups_hit", "lookups_miss", "twins_hit", "twins_miss", *STEPS, "draft_tokens", "accepted_tokens",
-    "generated_tokens", *EVICTED, "ingested_responses", "ingested_tokens", "store_errors", *BY_SOURCE,
+    "generated_tokens", *EVICTED, "ingested_responses", "ingested_tokens", "too_old_responses", "store_errors",
+    *BY_SOURCE,
 )  # fmt: skip
 """Numbers that only grow."""
 CONTENTS = ("sessions", "streams", "index_bytes", "history_tokens")

@@ -10,12 +10,17 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from histospec.server.errors import StoreError
+from histospec.server.history.tenants import Tenants
 from histospec.server.logs.output import dropped
 from histospec.server.machine import memory_limit
+from histospec.server.observability.run_series import MAX_LABELS, OTHER
 from histospec.server.security.tls import Certificates
 from histospec.server.security.watched_files import Watched
 from histospec.server.settings.config import Config
 from histospec.server.stores.interface import Store
+
+NOBODY_LABEL = "_nobody"
+"""The label of what belongs to no tenant."""
 
 
 class Vitals(Collector):
@@ -26,6 +31,7 @@ class Vitals(Collector):
         store: its queue and faults are shown.
         certificates: None without TLS.
         watched: files that may change while the server runs.
+        tenants: what they use is shown.
         ready: returns whether the server is ready.
 
     """
@@ -36,12 +42,15 @@ class Vitals(Collector):
         store: Store,
         certificates: Certificates | None,
         watched: Sequence[Watched[Any]],
+        tenants: Tenants,
         ready: Callable[[], bool],
     ) -> None:
         self._config = config
         self._store = store
         self._certificates = certificates
         self._watched = watched
+        self._tenants = tenants
+        self._labels: dict[str, str] = {}  # of the tenants that came first
         self._ready = ready
         self._memory_limit = memory_limit()
         self._clock = time.pthread_getcpuclockid(threading.get_ident())
@@ -79,7 +88,36 @@ class Vitals(Collector):
             file.look()
             unreadable.add_metric((file.name,), bool(file.failure))
         yield unreadable
+        yield from self._of_tenants()
         yield CounterMetricFamily("histospec_log_lines_dropped", "Log lines that could not be written.", dropped())
+
+    def _of_tenants(self) -> Iterator[Metric]:
+        labels = ("tenant", "resource")
+        used = GaugeMetricFamily(
+            "histospec_tenant_used",
+            "What a tenant uses: bytes of the index and the store, namespaces, open sessions.",
+            labels=labels,
+        )
+        share = GaugeMetricFamily(
+            "histospec_tenant_share", "The most that a tenant may use, as --tokens gives it.", labels=labels
+        )
+        refusals = CounterMetricFamily(
+            "histospec_tenant_refusals", "Requests refused because a tenant used its share.", labels=labels
+        )
+        sums: dict[tuple[str, str], list[int]] = {}
+        for use in self._tenants.uses():
+            if use.tenant not in self._labels and len(self._labels) < MAX_LABELS:
+                self._labels[use.tenant] = use.tenant or NOBODY_LABEL
+            label = self._labels.get(use.tenant, OTHER)
+            numbers = sums.setdefault((label, use.resource), [0, 0])
+            numbers[0] += use.used
+            numbers[1] += use.refusals
+            if use.share is not None and label != OTHER:
+                share.add_metric((label, use.resource), use.share)
+        for key, (in_use, refused) in sums.items():
+            used.add_metric(key, in_use)
+            refusals.add_metric(key, refused)
+        yield from (used, share, refusals)
 
     def _of_store(self) -> Iterator[Metric]:
         store = self._store

@@ -8,26 +8,35 @@ gRPC has no other way to take an answer back.
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
+from io import BytesIO
 from typing import Any
 
 import structlog
 
 from histospec.server.errors import LimitExceeded
 from histospec.server.logs.lines import Throttle
+from histospec.server.observability.metrics import Metrics
 from histospec.server.rpc.connections import Connections, peer_of
+from histospec.server.rpc.places import Places
+from histospec.server.stores.interface import Record
+from histospec.v1 import draft_pb2 as pb
 
 log = structlog.get_logger()
 THROTTLE = Throttle()
 
 SMALL_ANSWER = 256 << 10
 """Bytes of an answer from which on it is large: only LARGE_AT_ONCE of these are in memory."""
-LARGE_AT_ONCE = 2
-LARGE_WAITING = 256
-"""Calls that may wait for a large answer; further ones are refused."""
-MAX_UNREAD = 64 << 20
-"""Bytes of all small answers that callers have not read."""
+LARGE_AT_ONCE, LARGE_EACH = 2, 1
+"""Large answers at a time, in all and for one caller."""
+PACED, PACE = 8 << 20, 8 << 20
+"""To read, encode and copy an answer of 48 MiB delays four steps by 10 to 20 ms. So after an answer of more than PACED
+bytes, the caller's next large one waits: a second for each further PACE bytes."""
+LARGE_WAITING_EACH = 128
+"""Calls of one caller that may wait for a large answer; further ones are refused."""
+MAX_UNREAD, MAX_UNREAD_EACH = 64 << 20, 16 << 20
+"""Bytes of small answers that callers have not read: of all connections, and of one."""
 READ_SECONDS = 10.0
 """Time in which a caller must read LEAST_READ bytes of an answer, or the rest ..."""
 CROWDED_SECONDS = 1.0
@@ -36,6 +45,7 @@ LONGEST_SECONDS, LONGEST_CROWDED_SECONDS = 60.0, 10.0
 """Time in which a caller must have read a whole answer: it may read other answers meanwhile."""
 LEAST_READ = 64 << 10
 CHECK_SECONDS = 0.25
+PIECE = 256 << 10  # bytes copied at a time: 0.1 ms
 
 
 class _Unread:
@@ -51,63 +61,91 @@ class _Unread:
 class Answering:
     """The unread answers of all calls of a server. Used only on the event loop."""
 
-    def __init__(self, connections: Connections) -> None:
+    def __init__(self, connections: Connections, metrics: Metrics) -> None:
         self._connections = connections
+        self._limited = metrics.caller_limits
         self._unread: set[_Unread] = set()
-        self._bytes = 0
-        self._large = asyncio.Semaphore(LARGE_AT_ONCE)
+        self._bytes: Counter[str] = Counter()  # of small answers, by peer
+        self._large = Places(LARGE_AT_ONCE, LARGE_EACH, LARGE_EACH)
+        self._resting: dict[str, float] = {}  # by caller: until when it gets no large answer
         self._waiting = 0  # calls that wait for memory
         self._watching: asyncio.Task[None] | None = None
 
-    async def write(self, context: Any, data: bytes, counted: bool = True) -> None:
-        """Writes an answer. Raises LimitExceeded if there is no memory for it; not if it is not `counted`."""
-        if counted and self._bytes and self._bytes + len(data) > MAX_UNREAD:
-            await self._wait(len(data))
-        answer = _Unread(peer_of(context.peer()), len(data))
+    async def write(self, context: Any, data: bytes) -> None:
+        """Writes an answer. Raises LimitExceeded if there is no memory for it."""
+        async with self.unread(peer_of(context.peer()), len(data), READ_SECONDS):
+            await context.write(data)
+
+    @asynccontextmanager
+    async def unread(self, peer: str, size: int, patience: float | None) -> AsyncIterator[None]:
+        """The block writes an answer of `size` bytes to a peer. Raises LimitExceeded.
+
+        `patience`: seconds that it waits for memory; None: it needs none, because a large answer has its place.
+        """
+        answer, counted = _Unread(peer, size), patience is not None
+        if patience is not None:
+            if not self._has_room(answer):
+                await self._wait(answer, time.monotonic() + patience)
+            self._bytes[peer] += size
         self._unread.add(answer)
-        self._bytes += answer.size * counted
         if self._watching is None:
             self._watching = asyncio.ensure_future(self._watch())
         try:
-            await context.write(data)
-        finally:
-            self._unread.discard(answer)
-            self._bytes -= answer.size * counted
-
-    @asynccontextmanager
-    async def large(self) -> AsyncIterator[None]:
-        """The block makes and writes a large answer. Waits for its turn. Raises LimitExceeded."""
-        if self._waiting >= LARGE_WAITING:
-            raise LimitExceeded(f"answer: {LARGE_WAITING} calls already wait for large answers; try later")
-        self._waiting += 1
-        try:
-            await self._large.acquire()
-        finally:
-            self._waiting -= 1
-        try:
             yield
         finally:
-            self._large.release()
+            self._unread.discard(answer)
+            if counted:
+                self._bytes[peer] -= size
+                if not self._bytes[peer]:
+                    del self._bytes[peer]
 
-    async def _wait(self, size: int) -> None:
+    async def write_large(self, context: Any, caller: str, make: Callable[[], Awaitable[bytes]]) -> None:
+        """Makes and writes a large answer when it is the caller's turn. Raises LimitExceeded and errors of `make`."""
+        if self._large.waiting(caller) >= LARGE_WAITING_EACH:
+            self._limited.labels("answers").inc()
+            raise LimitExceeded(
+                f"answer: {LARGE_WAITING_EACH} calls of this token or host already wait for large answers; try later"
+            )
+        async with self._large.place(caller, peer_of(context.peer())):
+            await asyncio.sleep(self._resting.get(caller, 0.0) - time.monotonic())
+            data = await make()
+            now = time.monotonic()
+            self._resting = {resting: until for resting, until in self._resting.items() if until > now}
+            if (excess := len(data) - PACED) > 0:
+                self._resting[caller] = now + excess / PACE
+            async with self.unread(peer_of(context.peer()), len(data), None):
+                await context.write(data)
+
+    def _has_room(self, answer: _Unread) -> bool:
+        mine, all_of_them = self._bytes[answer.peer], self._bytes.total()
+        return (not mine or mine + answer.size <= MAX_UNREAD_EACH) and (
+            not all_of_them or all_of_them + answer.size <= MAX_UNREAD
+        )
+
+    async def _wait(self, answer: _Unread, until: float) -> None:
         """Waits for callers to read, or to lose their connection."""
-        until = time.monotonic() + READ_SECONDS
         self._waiting += 1
         try:
-            while self._bytes and self._bytes + size > MAX_UNREAD:
+            while not self._has_room(answer):
                 if time.monotonic() > until:
-                    text = f"answer: its {size} bytes are too many beside {self._bytes} that callers have not read"
-                    raise LimitExceeded(f"{text}; the limit is {MAX_UNREAD}; try later")
+                    self._limited.labels("answers").inc()
+                    text = f"answer: its {answer.size} bytes are too many beside {self._bytes.total()}"
+                    text = f"{text} that callers have not read, {self._bytes[answer.peer]} of them on this connection"
+                    raise LimitExceeded(f"{text}; the limits are {MAX_UNREAD} and {MAX_UNREAD_EACH}; try later")
                 await asyncio.sleep(CHECK_SECONDS / 10)
         finally:
             self._waiting -= 1
+
+    @property
+    def _crowded(self) -> bool:
+        return self._waiting > 0 or self._large.wanted
 
     async def _watch(self) -> None:
         """Ends the connections of callers that do not read, until all answers are read."""
         try:
             while self._unread:
                 await asyncio.sleep(CHECK_SECONDS)
-                patience = CROWDED_SECONDS if self._waiting else READ_SECONDS
+                patience = CROWDED_SECONDS if self._crowded else READ_SECONDS
                 due = [answer for answer in self._unread if time.monotonic() - answer.since > patience]
                 if due:
                     try:
@@ -118,18 +156,35 @@ class Answering:
             self._watching = None
 
     async def _check(self, due: list[_Unread]) -> None:
-        traffic = await asyncio.to_thread(self._connections.traffic, {answer.peer for answer in due})
+        traffic = await self._connections.traffic({answer.peer for answer in due})
         stalled: Counter[str] = Counter()
         for answer in due:
             read = traffic[answer.peer].read if answer.peer in traffic else answer.read
-            longest = LONGEST_CROWDED_SECONDS if self._waiting else LONGEST_SECONDS
+            longest = LONGEST_CROWDED_SECONDS if self._crowded else LONGEST_SECONDS
             if read - answer.read >= LEAST_READ and time.monotonic() - answer.started < longest:
                 answer.read, answer.since = read, time.monotonic()
             elif answer in self._unread:
                 stalled[answer.peer] += answer.size
         if not stalled:
             return
-        await asyncio.to_thread(self._connections.hang_up, set(stalled))
+        await self._connections.hang_up(set(stalled))
+        self._limited.labels("unread").inc(len(stalled))
         for peer, size in stalled.items():
             if (more := THROTTLE.admits("unread")) is not None:
                 log.warning("a caller does not read its answers: connection ended", peer=peer, bytes=size, **more)
+
+
+def encoded_history(records: Iterable[Record]) -> bytes:
+    """Returns an encoded HistoryResponse with these records.
+
+    Encodes one response at a time and joins them in pieces, so that other threads run in between: 45 MiB at once would
+    stop them for 0.1 s.
+    """
+    whole = BytesIO()  # concatenated messages decode as one message with the elements of all
+    for record in records:
+        one = pb.HistoryResponse()
+        one.responses.add(**record._asdict())  # a message that is given is copied
+        encoded = memoryview(one.SerializeToString())
+        for start in range(0, len(encoded), PIECE):
+            whole.write(encoded[start : start + PIECE])
+    return whole.getvalue()

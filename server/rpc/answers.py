@@ -5,6 +5,7 @@ answers are bounded: beyond the bound, the server stops reading the stream.
 """
 
 import asyncio
+import math
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -17,6 +18,8 @@ from histospec.protocol.arrays import INT32, UINT64
 from histospec.server.errors import StoreError
 from histospec.server.history.history import History
 from histospec.server.observability.metrics import Metrics
+from histospec.server.rpc.answering import Answering
+from histospec.server.rpc.connections import peer_of
 from histospec.server.stores.interface import ResponseBatch, total_size
 from histospec.v1 import draft_pb2 as pb
 
@@ -25,6 +28,8 @@ log = structlog.get_logger()
 # Limits of one stream: responses that wait for the store, and answers that the client has not read.
 OWED_ANSWERS = 1024
 OWED_BYTES = 64 << 20
+SHORT_ANSWER = 64 << 10
+"""Bytes of an answer that needs no memory of all callers: a stream has one at a time, and streams are bounded."""
 
 
 class Commit(NamedTuple):
@@ -56,6 +61,7 @@ class Answers:
         context: of the call; written to until `stop`.
         history: stores commits.
         metrics: counts refusals and measures the time to each answer.
+        answering: has the memory for long answers.
         paid: called when an answer that waited for the store is delivered or lost.
 
     """
@@ -65,12 +71,14 @@ class Answers:
         context: "grpc.aio.ServicerContext[Any, Any]",
         history: History,
         metrics: Metrics,
+        answering: Answering,
         paid: Callable[[], None],
     ) -> None:
         self._context = context
         self._history = history
         self._seconds = metrics.rpc_seconds.labels("Draft")
         self._refusals = metrics.refusals
+        self._answering = answering
         self._paid = paid
         self._peer = context.peer()
         self._over = False  # then gRPC has freed the call behind the context: using it would crash the process
@@ -144,8 +152,10 @@ class Answers:
         for session, outcome in zip(sessions, outcomes, strict=True):
             if isinstance(outcome, StoreError):
                 self.refuse(answer, "commit", session, str(outcome), later=True)
-            elif outcome is not None:
+            elif isinstance(outcome, BaseException):
                 raise outcome
+            elif not outcome.records:
+                answer.response.too_old += 1
         size = answer.response.ByteSize()
         self._owe(size)
         try:
@@ -168,5 +178,12 @@ class Answers:
     async def _write(self, answer: Answer) -> None:
         self._seconds.observe(time.perf_counter() - answer.started)  # observe before the client can read the metric
         async with self._writing:
-            if not self._over:
-                await self._context.write(answer.response)
+            if (size := answer.response.ByteSize()) > SHORT_ANSWER:
+                async with self._answering.unread(peer_of(self._peer), size, math.inf):
+                    await self._send(answer)
+            else:
+                await self._send(answer)
+
+    async def _send(self, answer: Answer) -> None:
+        if not self._over:
+            await self._context.write(answer.response)

@@ -3,69 +3,61 @@
 gRPC receives a message only on request, but then all of it, and does not say how much has arrived. So:
 
 - Only AT_ONCE messages begin to arrive at a time. A message that takes longer than a moment gives its place to the next
-  one, and goes on arriving until MESSAGE_SECONDS are over. A caller that sends only headers delays others by a moment.
-- While received requests take MAX_RECEIVED bytes, no further one begins to arrive.
-- If the process holds more memory than messages may take, `Governor` refuses those that are arriving.
+  one, and goes on arriving until its time is over. Callers and their connections take turns, so calls that send only
+  headers delay those of another caller or connection by a moment at most.
+- While the received requests of a caller take MAX_RECEIVED_EACH bytes, or all MAX_RECEIVED, no further one begins to
+  arrive.
+- If the process holds more memory than messages may take, `governor.Governor` refuses those that are arriving.
 """
 
 import asyncio
-import ctypes
-import os
+import math
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import grpc.aio
-import structlog
 
 from histospec.server.errors import HistoSpecError, InvalidRequest, Late, LimitExceeded
-from histospec.server.logs.lines import Throttle
-from histospec.server.rpc.connections import Connections, peer_of
+from histospec.server.observability.metrics import Metrics
+from histospec.server.rpc.connections import peer_of
+from histospec.server.rpc.places import Places
 from histospec.server.rpc.wire import Undecodable
 from histospec.server.security.access import Permit
 
-log = structlog.get_logger()
-THROTTLE = Throttle()
-
-AT_ONCE = 4
+AT_ONCE, AT_ONCE_EACH, AT_ONCE_CONNECTION = 4, 3, 2
+"""Messages that begin to arrive at a time: in all, of one caller, and of one connection."""
 MOMENT_SECONDS = 0.1
 MESSAGE_SECONDS = 30.0
 """Seconds for a message to arrive."""
-MAX_RECEIVED = 64 << 20
-"""Bytes of requests that are being handled; further ones wait before they are received."""
+PAUSE_SECONDS = 2.0
+"""After a message of a caller was refused for memory, until the next one begins to arrive. To receive messages that are
+refused takes the time of others."""
+LARGE, READ_PACE = 1 << 20, 4 << 20
+"""A message of 16 MiB delays steps by 20 to 30 ms while gRPC copies and decodes it. Requests that read are rarely that
+large, so the next one of the caller waits: a second per READ_PACE bytes."""
+MAX_RECEIVED, MAX_RECEIVED_EACH = 96 << 20, 32 << 20
+"""Bytes of requests that are being handled, of all callers and of one; further ones wait before they are received. One
+caller exceeds its share by at most one message, and leaves room for others."""
 PENDING, PENDING_EACH = 2048, 1024
 """Calls whose message has not arrived: of all callers, and of one token, or of one host without tokens."""
 
-MAX_ARRIVING = 192 << 20
-"""Bytes that the process may hold beyond what it accounts for, before messages that are arriving are refused."""
-TICK_SECONDS = 0.05
-GROWTH = 4 << 10  # bytes received in a tick that make a message one that is arriving
+
+class NoMessage(InvalidRequest):
+    """The call ended without a message."""
 
 
-class Arriving(Protocol):
-    """A call whose message may be arriving."""
+class ArrivingCall:
+    """A unary call whose message may be arriving."""
 
-    peer: str
-    """HOST:PORT"""
-
-    def awaited(self) -> int | None:
-        """Returns the number of the message that is awaited; None if none is."""
-
-    def refuse(self, error: HistoSpecError) -> None:
-        """Ends the call."""
-
-
-class _Call:
     def __init__(self, peer: str) -> None:
         self.peer = peer
         self.refused: asyncio.Future[HistoSpecError] = asyncio.get_running_loop().create_future()
 
-    def awaited(self) -> int | None:
-        return 0
-
     def refuse(self, error: HistoSpecError) -> None:
+        """Ends the call."""
         if not self.refused.done():
             self.refused.set_result(error)
 
@@ -83,188 +75,141 @@ def sized(decode: Callable[[bytes], Any]) -> Callable[[bytes], Received]:
 
 
 class Arrivals:
-    """Unary calls whose message has not arrived. Their decoder is `sized`. Used only on the event loop.
+    """Calls of one kind whose message has not arrived. Their decoder is `sized`. Used only on the event loop.
 
-    `most_handled`: how many requests may be handled at the same time before others wait to be received.
+    Args:
+        metrics: counts calls that are refused.
+        most_handled: how many requests may be handled at the same time before others wait to be received.
+        pending_each: calls of one caller whose message has not arrived.
+        seconds: for a message to arrive.
+        moment: seconds of these in which it keeps its place.
+        pause: seconds after a message of a caller was refused for memory, until the next one begins to arrive.
+        pace: after a large message of a caller, it pauses for a second per so many bytes.
+
     """
 
-    def __init__(self, most_handled: int = sys.maxsize) -> None:
-        self.calls: set[_Call] = set()
+    def __init__(
+        self,
+        metrics: Metrics,
+        most_handled: int = sys.maxsize,
+        pending_each: int = PENDING_EACH,
+        seconds: float = MESSAGE_SECONDS,
+        moment: float = MOMENT_SECONDS,
+        pause: float = PAUSE_SECONDS,
+        pace: float = math.inf,
+    ) -> None:
+        self.calls: set[ArrivingCall] = set()
+        self.heard: Counter[str] = Counter()
+        """By peer: bytes of messages that have arrived since this was last cleared."""
+        self._limited = metrics.caller_limits
         self._most_handled = most_handled
+        self._pending_each = pending_each
+        self._seconds = seconds
+        self._moment = moment
+        self._pause = pause
+        self._pace = pace
         self._handled = 0
-        self._places = asyncio.Semaphore(AT_ONCE)
+        self._places = Places(AT_ONCE, AT_ONCE_EACH, AT_ONCE_CONNECTION, self._has_room)
         self._pending: Counter[str] = Counter()  # by caller
-        self._received = 0
-        self._room = asyncio.Event()
-        self._room.set()
+        self._received: Counter[str] = Counter()  # bytes by caller
+        self._paused: Counter[str] = Counter()  # by caller: reasons
+
+    @property
+    def received(self) -> int:
+        """The bytes of requests that are being handled."""
+        return self._received.total()
 
     @asynccontextmanager
     async def receive(self, context: Any, caller: str) -> AsyncIterator[Any]:
-        """Yields the request of a call; the block handles it.
+        """Yields the next request of a call; the block handles it.
 
-        Raises InvalidRequest without a message, LimitExceeded and Late.
+        Raises NoMessage, LimitExceeded, Late and the error of a message that must not be decoded.
         """
         received = await self._in_turn(context, caller)
-        size = received.size
-        self._count(1, size)
+        self._count(caller, 1, received.size)
         try:
             if isinstance(received.request, Undecodable):
                 received.request.refuse()
             yield received.request
         finally:
-            self._count(-1, -size)
+            self._count(caller, -1, -received.size)
 
-    def _count(self, requests: int, size: int) -> None:
+    def _count(self, caller: str, requests: int, size: int) -> None:
         self._handled += requests
-        self._received += size
-        if self._received > MAX_RECEIVED or self._handled >= self._most_handled:
-            self._room.clear()
-        else:
-            self._room.set()
+        self._received[caller] += size
+        if not self._received[caller]:
+            del self._received[caller]
+        if size < 0:
+            self._places.give()
+
+    def _has_room(self, caller: str) -> bool:
+        return (
+            caller not in self._paused
+            and self._received[caller] <= MAX_RECEIVED_EACH
+            and self._handled < self._most_handled
+            and self.received <= MAX_RECEIVED
+        )
+
+    def _pause_for(self, caller: str, seconds: float) -> None:
+        self._paused[caller] += 1
+        asyncio.get_running_loop().call_later(seconds, self._resume, caller)
+
+    def _resume(self, caller: str) -> None:
+        self._paused[caller] -= 1
+        if not self._paused[caller]:
+            del self._paused[caller]
+        self._places.give()
 
     async def _in_turn(self, context: Any, caller: str) -> Received:
-        if self._pending[caller] >= PENDING_EACH or self._pending.total() >= PENDING:
+        if self._pending[caller] >= self._pending_each or self._pending.total() >= PENDING:
+            self._limited.labels("calls").inc()
             raise LimitExceeded(
                 f"{self._pending[caller]} calls of this token or host, of {self._pending.total()} in all, have sent no "
-                f"whole message yet; the limits are {PENDING_EACH} and {PENDING}; try later"
+                f"whole message yet; the limits are {self._pending_each} and {PENDING}; try later"
             )
         self._pending[caller] += 1
         try:
-            return await self._receive(context)
+            return await self._receive(context, caller)
         finally:
             self._pending[caller] -= 1
             if not self._pending[caller]:
                 del self._pending[caller]
 
-    async def _receive(self, context: Any) -> Received:
-        await self._places.acquire()
+    async def _receive(self, context: Any, caller: str) -> Received:
+        peer = peer_of(context.peer())
+        reading: asyncio.Future[Any] | None = None
+        call = None
         try:
-            await self._room.wait()
-        except BaseException:
-            self._places.release()
-            raise
-        call = _Call(peer_of(context.peer()))
-        self.calls.add(call)
-        reading = asyncio.ensure_future(context.read())
-        try:
-            try:
-                await asyncio.wait((reading, call.refused), timeout=MOMENT_SECONDS, return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                self._places.release()
+            async with self._places.place(caller, peer):
+                call = ArrivingCall(peer)
+                self.calls.add(call)
+                reading = asyncio.ensure_future(context.read())
+                ends = (reading, call.refused)
+                await asyncio.wait(ends, timeout=self._moment, return_when=asyncio.FIRST_COMPLETED)
             if not reading.done() and not call.refused.done():
-                left = MESSAGE_SECONDS - MOMENT_SECONDS
-                await asyncio.wait((reading, call.refused), timeout=left, return_when=asyncio.FIRST_COMPLETED)
+                left = self._seconds - self._moment
+                await asyncio.wait(ends, timeout=left, return_when=asyncio.FIRST_COMPLETED)
             if call.refused.done() and not reading.done():
+                self._pause_for(caller, self._pause)
                 raise call.refused.result()
             if not reading.done():
-                raise Late(f"message: it did not arrive within {MESSAGE_SECONDS:g} seconds")
+                self._limited.labels("late").inc()
+                raise Late(f"message: it did not arrive within {self._seconds:g} seconds")
             message = reading.result()
         finally:
-            self.calls.discard(call)
-            reading.cancel()
+            if call is not None:
+                self.calls.discard(call)
+            if reading is not None:
+                reading.cancel()
         if message is grpc.aio.EOF:  # type: ignore[attr-defined]  # missing in the stubs
-            raise InvalidRequest("message: is missing")
+            raise NoMessage("message: is missing")
         received: Received = message
+        self.heard[peer] += received.size
+        if received.size > LARGE:
+            self._pause_for(caller, received.size / self._pace)
         return received
 
 
 def caller(permit: Permit, context: Any) -> str:
     """Returns whose call it is: of a token, or of a host without tokens."""
     return permit.digest or peer_of(context.peer()).rpartition(":")[0]
-
-
-class Governor:
-    """Refuses messages that are arriving while the process holds too much memory for messages.
-
-    Args:
-        connections: says whether a message arrives.
-        arriving: returns the calls.
-        accounted: returns the bytes of memory that the process holds for other purposes.
-
-    """
-
-    def __init__(
-        self, connections: Connections, arriving: Callable[[], Iterable[Arriving]], accounted: Callable[[], int]
-    ) -> None:
-        self._connections = connections
-        self._arriving = arriving
-        self._accounted = accounted
-        self._base = self._held()
-        self._false_alarm = 0  # resident bytes that were found to be free memory
-
-    async def run(self) -> None:
-        """Watches until it is cancelled."""
-        while True:
-            await asyncio.sleep(TICK_SECONDS)
-            if self._too_much():
-                try:
-                    await self._refuse()
-                except Exception:
-                    log.exception("cannot refuse messages that are arriving")
-
-    def _too_much(self) -> bool:
-        """Returns whether messages hold too much. Asks the allocator, which takes longer, only if it may be so."""
-        resident = _resident()
-        if resident - self._accounted() - self._base <= MAX_ARRIVING or resident <= self._false_alarm:
-            return False
-        if self._held() - self._base > MAX_ARRIVING:
-            return True
-        self._false_alarm = resident + MAX_ARRIVING // 12
-        return False
-
-    def _held(self) -> int:
-        return (_allocated() or _resident()) - self._accounted()
-
-    async def _refuse(self) -> None:
-        calls = {call: number for call in self._arriving() if (number := call.awaited()) is not None}
-        peers = {call.peer for call in calls}
-        before = await asyncio.to_thread(self._connections.traffic, peers)
-        await asyncio.sleep(TICK_SECONDS)
-        after = await asyncio.to_thread(self._connections.traffic, peers)
-        refused = 0
-        for call, number in calls.items():
-            if call.peer not in before or call.peer not in after or call.awaited() != number:
-                continue
-            if after[call.peer].received - before[call.peer].received >= GROWTH:
-                call.refuse(
-                    LimitExceeded("message: messages that arrive at the same time take too much memory; try later")
-                )
-                refused += 1
-        if refused and (more := THROTTLE.admits("arriving")) is not None:
-            log.warning("messages refused: too many arrive at the same time", calls=refused, **more)
-
-
-class _Mallinfo(ctypes.Structure):
-    _fields_ = [
-        (name, ctypes.c_size_t)
-        for name in (
-            "arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost",
-        )
-    ]  # fmt: skip
-
-
-def _mallinfo() -> Callable[[], Any] | None:
-    function = getattr(ctypes.CDLL(None), "mallinfo2", None)  # of the GNU C library
-    if function is not None:
-        function.restype = _Mallinfo
-    return function
-
-
-_mallinfo2 = _mallinfo()
-
-
-def _allocated() -> int:
-    """Returns the bytes that the process has allocated and not freed; 0 if the allocator does not say."""
-    if _mallinfo2 is None:
-        return 0
-    info = _mallinfo2()
-    return int(info.uordblks + info.hblkhd)
-
-
-def _resident() -> int:
-    """Returns the resident bytes of the process; 0 if the system does not say."""
-    try:
-        with open("/proc/self/statm", "rb") as file:
-            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except OSError:
-        return 0

@@ -3,10 +3,12 @@
 gRPC can neither end a call whose peer reads nothing, nor say how much of a message has arrived. The kernel can do both.
 """
 
+import asyncio
 import os
 import socket
 import struct
 from collections.abc import Collection, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -32,19 +34,28 @@ class Connections:
     def __init__(self) -> None:
         self.port = 0
         """The local port, once the server listens."""
+        # Asking for thousands of connections takes milliseconds. A thread of its own, because the work of callers may
+        # keep all others busy.
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="connections")
 
-    def traffic(self, peers: Collection[str]) -> dict[str, Traffic]:
-        """Returns the traffic of those peers that are still connected."""
+    async def traffic(self, peers: Collection[str] | None = None) -> dict[str, Traffic]:
+        """Returns the traffic of those peers that are still connected, or of all."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._traffic, peers)
+
+    async def hang_up(self, peers: Collection[str] | None = None) -> int:
+        """Ends the connections of some peers, or of all: gRPC then ends their calls. Returns how many there were."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._hang_up, peers)
+
+    def _traffic(self, peers: Collection[str] | None) -> dict[str, Traffic]:
         found = {}
         for peer, connection in self._open():
-            if peer in peers:
+            if peers is None or peer in peers:
                 with suppress(OSError, struct.error):
                     info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_BYTES)
                     found[peer] = Traffic(*struct.unpack_from("QQ", info, ACKED_AND_RECEIVED))
         return found
 
-    def hang_up(self, peers: Collection[str] | None = None) -> int:
-        """Ends the connections of some peers, or of all: gRPC then ends their calls. Returns how many there were."""
+    def _hang_up(self, peers: Collection[str] | None) -> int:
         ended = 0
         for peer, connection in self._open():
             if peers is None or peer in peers:
@@ -60,19 +71,18 @@ class Connections:
             return
         for number in numbers:
             try:
-                # A duplicate stays open while it is used, and closing it leaves gRPC's descriptor open.
-                copy = os.dup(int(number))
+                # No duplicate: to close one of a file would release SQLite's locks on it, which belong to the process.
+                connection = socket.socket(fileno=int(number))
             except OSError:
-                continue  # closed meanwhile
+                continue  # not a socket, or closed meanwhile
             try:
-                connection = socket.socket(fileno=copy)
-            except OSError:
-                os.close(copy)
-                continue  # not a socket
-            with connection, suppress(OSError):
                 if connection.family in (socket.AF_INET, socket.AF_INET6) and connection.getsockname()[1] == self.port:
                     host, port = connection.getpeername()[:2]
                     yield f"{host.removeprefix(MAPPED)}:{port}", connection
+            except OSError:
+                pass  # closed meanwhile
+            finally:
+                connection.detach()  # it stays gRPC's
 
 
 def peer_of(text: str) -> str:

@@ -24,6 +24,7 @@ from histospec.server.history.history import History
 from histospec.server.logs.lines import Throttle
 from histospec.server.observability.metrics import Metrics
 from histospec.server.rpc import slices, wire
+from histospec.server.rpc.answering import Answering
 from histospec.server.rpc.answers import Answer, Answers
 from histospec.server.rpc.connections import peer_of
 from histospec.server.rpc.open_sessions import OpenSessions
@@ -52,6 +53,7 @@ class DraftStream:
         config: Config,
         permit: Permit,
         context: "grpc.aio.ServicerContext[Any, Any]",
+        answering: Answering,
         sessions_each: Callable[[], float],
     ) -> None:
         self._engine = engine
@@ -63,7 +65,7 @@ class DraftStream:
         self._context = context
         self._sessions_each = sessions_each  # returns the average over all streams
         self._sessions = OpenSessions(engine, history)
-        self._answers = Answers(context, history, metrics, self._leave_when_idle)
+        self._answers = Answers(context, history, metrics, answering, self._leave_when_idle)
         self._draining = False
         self._leaving = asyncio.Event()
         self._refused: HistoSpecError | None = None
@@ -163,7 +165,7 @@ class DraftStream:
         pacer = slices.Pacer()
         if isinstance(request, bytes):
             decoded = await slices.decode(request, pacer)
-            message = await asyncio.to_thread(wire.message, decoded, self._config)
+            message = await self._history.threads.run("draft", wire.message, decoded, self._config)
         else:
             message = wire.message(request, self._config)
         self._check_opens(message)
@@ -204,10 +206,11 @@ class DraftStream:
             raise InvalidRequest(f"step.late: {step.late} are more than the {unreported} steps not reported so far")
 
     async def _open_session(self, opening: wire.Open, answer: Answer) -> None:
-        refusal = opening.refusal or self._too_many()
+        refusal = opening.refusal
         if not refusal:
             try:
-                self._history.namespaces.admit(opening.problem.namespace)
+                self._history.namespaces.admit(opening.problem.namespace, self._permit.name)
+                refusal = self._too_many(opening.problem.namespace)
             except (InvalidRequest, LimitExceeded) as error:
                 refusal = str(error)
         if refusal:
@@ -224,15 +227,21 @@ class DraftStream:
         self._namespaces.add(opening.problem.namespace)
         self._counts["opened"] += 1
 
-    def _too_many(self) -> str:
-        """Returns why the stream may open no more sessions; empty if it may."""
+    def _too_many(self, namespace: str) -> str:
+        """Returns why the stream may open no more sessions in a namespace; empty if it may."""
         if len(self._sessions) >= self._config.max_sessions_per_stream:
             return f"opens: the stream is at its limit of {self._config.max_sessions_per_stream} open sessions"
+        tenants = self._history.tenants
+        tenant = self._history.namespaces.tenant(namespace)
+        if refusal := tenants.refusal("sessions", tenant, 1):
+            return f"opens: {refusal}"
         room = int(self._config.memory * RUNNING_SHARE)
-        if self._engine.running_bytes() > room and len(self._sessions) > self._sessions_each():
-            return (
-                f"opens: running sessions hold {room >> 20} MiB, half of --memory, and this stream more than its share"
-            )
+        if self._engine.running_bytes() <= room:
+            return ""
+        over = tenants.has_more_sessions(tenant)
+        if over or (over is None and len(self._sessions) > self._sessions_each()):
+            who = "this stream" if over is None else f"tenant {tenant!r}"
+            return f"opens: running sessions hold {room >> 20} MiB, half of --memory, and {who} more than its share"
         return ""
 
     async def _step(self, step: wire.Step, answer: Answer, pacer: slices.Pacer) -> None:
@@ -247,7 +256,7 @@ class DraftStream:
             step.max_tokens, step.verify_cost, step.report,
         )  # fmt: skip
         rows = None  # of the step that the engine gets; None: all
-        if step.tokens.size and (full := self._full()):
+        if step.tokens.size and (full := self._full(step)):
             new = np.diff(step.offsets)
             known = self._engine.lengths(ids) >= step.positions
             grows = known & (new > 0) & (step.positions + new <= most)
@@ -279,9 +288,13 @@ class DraftStream:
         self._counts["tokens"] += int(step.tokens.size)
         self._counts["drafted"] += int(drafts.tokens.size)
 
-    def _full(self) -> str:
+    def _full(self, step: wire.Step) -> str:
         """Returns why the sessions of this stream may not grow; empty if they may."""
-        if self._engine.running_bytes() <= self._config.memory or len(self._sessions) < self._sessions_each():
+        if self._engine.running_bytes() <= self._config.memory:
+            return ""
+        origin = self._sessions.origin(step.sessions[0])  # a stream's sessions share a namespace
+        over = self._history.tenants.has_more_sessions(origin.tenant) if origin else None
+        if over is False or (over is None and len(self._sessions) < self._sessions_each()):
             return ""
         return f"step: running sessions hold all of --memory, {self._config.memory >> 20} MiB"
 
@@ -314,22 +327,35 @@ class DraftStream:
             return
         namespace = origin.problem.namespace
         refusal, again = later, True
+        epoch = 0
         if not self._permit.allows("write", namespace):
             refusal, again = f"closes: the token has no right to write in namespace {namespace!r}", False
+        elif not refusal:
+            refusal = self._history.store_refusal(
+                namespace, close.generated * INT32.itemsize + len(close.logprobs) + len(close.alternatives)
+            )
+        if not refusal:
+            try:
+                epoch = self._epoch(namespace, close)
+            except InvalidRequest as error:  # of this response alone, so the stream goes on
+                refusal, again = str(error), False
         if refusal:
             if self._sessions.forget(close.session, close.generated):
                 self._answers.refuse(answer, "commit", close.session, refusal, later=again)
             else:
                 answer.unknown.append(close.session)
-        elif (commit := self._sessions.commit(close, self._epoch(namespace, close))) is not None:
+        elif (commit := self._sessions.commit(close, epoch)) is not None:
             answer.commits.append(commit)
             self._counts["committed"] += 1
         else:
             answer.unknown.append(close.session)
 
     def _epoch(self, namespace: str, close: wire.Close) -> int:
+        """Returns the epoch of a response. Raises InvalidRequest if it is too far ahead."""
+        epochs = self._history.epochs
         if close.epoch is not None:
-            self._history.epochs.give(namespace)
+            epochs.check("closes.epoch", namespace, close.epoch)
+            epochs.give(namespace)
             return close.epoch
-        base = self._bases.setdefault(namespace, self._history.epochs.newest(namespace) - close.changes)
-        return self._history.epochs.counted(namespace, min(base + close.changes, LAST_EPOCH))
+        base = self._bases.setdefault(namespace, epochs.newest(namespace) - close.changes)
+        return epochs.counted("closes.changes", namespace, min(base + close.changes, LAST_EPOCH))

@@ -13,6 +13,7 @@ from grpc_health.v1 import health_pb2 as pb
 from grpc_health.v1 import health_pb2_grpc as pb_grpc
 
 from histospec.server.errors import LimitExceeded
+from histospec.server.observability.metrics import Metrics
 from histospec.server.rpc.answering import Answering
 from histospec.server.rpc.connections import peer_of
 
@@ -26,8 +27,9 @@ LONGEST_NAME = 256  # characters of a service's name
 class Health(pb_grpc.HealthServicer):  # type: ignore[misc]  # its package has no types
     """Health of some services. Used only on the event loop."""
 
-    def __init__(self, answering: Answering) -> None:
+    def __init__(self, answering: Answering, metrics: Metrics) -> None:
         self._answering = answering
+        self._limited = metrics.caller_limits.labels("calls")
         self._serving: dict[str, bool] = {}
         self._changed = asyncio.Event()
         self._watches: Counter[str] = Counter()  # by host
@@ -59,6 +61,7 @@ class Health(pb_grpc.HealthServicer):  # type: ignore[misc]  # its package has n
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, text)
         host = peer_of(context.peer()).rpartition(":")[0]
         if self._watches[host] >= WATCHES_EACH or self._watches.total() >= WATCHES:
+            self._limited.inc()
             text = f"{self._watches[host]} watches of this host, of {self._watches.total()} in all, are open"
             await context.abort(
                 grpc.StatusCode.RESOURCE_EXHAUSTED, f"{text}; the limits are {WATCHES_EACH} and {WATCHES}; use Check"

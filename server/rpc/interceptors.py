@@ -6,7 +6,6 @@ unary methods are served as streams, because gRPC receives the message of a stre
 
 import asyncio
 import time
-from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -33,7 +32,8 @@ from histospec.server.observability.metrics import Metrics
 from histospec.server.observability.traces import Traces
 from histospec.server.rpc import encoded, specrl, wire
 from histospec.server.rpc.answering import Answering
-from histospec.server.rpc.arrivals import Arrivals, caller, sized
+from histospec.server.rpc.arrivals import READ_PACE, Arrivals, NoMessage, caller, sized
+from histospec.server.rpc.connections import peer_of
 from histospec.server.rpc.slices import unless_large
 from histospec.server.rpc.wire import unless_encoded
 from histospec.server.security.access import SET_TOKEN, Access, Right
@@ -48,9 +48,8 @@ SPECRL = rollout_cache_pb2.DESCRIPTOR.services_by_name["RolloutCacheService"]
 METHODS = {service.full_name: service.methods_by_name for service in (DRAFTS, SPECRL)}
 # Limits of unauthenticated calls.
 SHORT_BYTES = 4096  # of a message; longer than any name of a service or a file
-RECEIVED_AT_A_TIME = 2  # messages received at a time from one host ...
-WAITING_CALLS = 64  # ... and calls that wait for their turn; further calls are refused
-MESSAGE_SECONDS = 5.0  # for a message to arrive
+PENDING_CALLS = 64  # calls of one host whose message has not arrived; further ones are refused
+MESSAGE_SECONDS = 2.0  # for a message to arrive; long ones must not arrive side by side
 
 RIGHTS: dict[str, Right] = {
     "Draft": "read", "History": "read", "PredictLength": "read", "PredictLengths": "read",
@@ -90,12 +89,16 @@ class Accounting(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # gener
         self._checks = checks(config)
         self._traces = traces
         self._answering = answering
-        self.arrivals = {right: Arrivals() for right in ("read", "write", "admin")}
-        """Of unary calls, by the right that they need: those of one kind do not delay those of another."""
+        # Unary calls by the right that they need: those of one kind do not delay those of another.
+        self._arrivals: dict[Right, Arrivals] = {
+            "read": Arrivals(metrics, pace=READ_PACE), "write": Arrivals(metrics), "admin": Arrivals(metrics)
+        }  # fmt: skip
         for method in chain.from_iterable(METHODS.values()):
             # An alert sees the first error only if the series was 0 before.
             metrics.rpc_errors.labels(method, grpc.StatusCode.INTERNAL.name)
-        self._unauthenticated = UnauthenticatedCalls(answering)
+        self._unauthenticated = UnauthenticatedCalls(answering, metrics)
+        self.arrivals = [*self._arrivals.values(), self._unauthenticated.arrivals]
+        """Unary calls whose message has not arrived."""
         self._served: dict[str, Handler] = {}  # by the full name of a method
         self._running = 0
         self._throttle = Throttle()
@@ -146,7 +149,7 @@ class Accounting(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # gener
 
     def _received(self, behaviour: Behaviour, method: str, encode: Callable[[Any], bytes]) -> Behaviour:
         """Returns a stream's behaviour for that of a unary call: it receives and answers within bounds."""
-        arrivals = self.arrivals[RIGHTS.get(method, "read")]
+        arrivals = self._arrivals[RIGHTS.get(method, "read")]
 
         async def received(unread: Any, context: Any) -> None:
             permit = self._access.permit(dict(context.invocation_metadata() or ()))
@@ -231,82 +234,65 @@ class Accounting(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # gener
 
 
 class UnauthenticatedCalls:
-    """Health and reflection calls, which need no token: the server receives little of them at a time.
+    """Health and reflection calls, which need no token: their messages are short.
 
     gRPC has one size limit for messages of all services of a server, and receives a message only on request. Used only
     on the event loop.
     """
 
-    def __init__(self, answering: Answering) -> None:
+    def __init__(self, answering: Answering, metrics: Metrics) -> None:
         self._answering = answering
-        self._calls: Counter[str] = Counter()  # by host: calls that receive or wait for their turn
-        self._turns: dict[str, asyncio.Semaphore] = {}
+        # No pause: other callers of a host check the health of the server, too.
+        self.arrivals = Arrivals(
+            metrics, pending_each=PENDING_CALLS, seconds=MESSAGE_SECONDS, moment=MESSAGE_SECONDS, pause=0
+        )
 
     def serve(self, handler: "Handler") -> "Handler":
         """Returns a handler that receives each message in turn."""
-        decode, encode = _short(handler.request_deserializer), unless_encoded(handler.response_serializer)
-        if handler.request_streaming:
-            behaviour: Any = handler.stream_stream
+        decode, encode = sized(_short(handler.request_deserializer)), unless_encoded(handler.response_serializer)
+        behaviour: Any = handler.stream_stream or handler.unary_stream or handler.unary_unary
 
-            async def stream(_: Any, context: Any) -> None:
-                async for answer in behaviour(self._received(context), context):
-                    await self._write(context, encode(answer))
-
-            return grpc.stream_stream_rpc_method_handler(stream, decode, None)
-        behaviour = handler.unary_stream or handler.unary_unary
-
-        async def single(_: Any, context: Any) -> Any:
-            request = await self._receive(context)
-            if request is None:
-                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the call has no message")
+        async def serve(_: Any, context: Any) -> None:
+            host = peer_of(context.peer()).rpartition(":")[0]
+            if handler.request_streaming:
+                async for answer in behaviour(self._messages(context, host), context):
+                    await self._answering.write(context, encode(answer))
+                return
+            async with self.arrivals.receive(context, host) as request:
+                pass
             if handler.response_streaming:
                 await behaviour(request, context)
             else:
-                await self._write(context, encode(await behaviour(request, context)))
+                await self._answering.write(context, encode(await behaviour(request, context)))
 
-        return grpc.stream_stream_rpc_method_handler(single, decode, None)
+        async def reported(unread: Any, context: Any) -> None:
+            try:
+                await serve(unread, context)
+            except HistoSpecError as error:
+                await context.abort(status_of(error), str(error))
 
-    async def _write(self, context: Any, data: bytes) -> None:
-        try:
-            await self._answering.write(context, data)
-        except LimitExceeded as error:
-            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
+        return grpc.stream_stream_rpc_method_handler(reported, decode, None)
 
-    async def _received(self, context: Any) -> AsyncIterator[Any]:
-        while (request := await self._receive(context)) is not None:
+    async def _messages(self, context: Any, host: str) -> AsyncIterator[Any]:
+        while True:
+            try:
+                async with self.arrivals.receive(context, host) as request:
+                    pass
+            except NoMessage:
+                return
             yield request
-
-    async def _receive(self, context: Any) -> Any:
-        """Returns the next message; None after the last. Aborts the call if it is too long or does not arrive."""
-        host = context.peer().rpartition(":")[0]
-        if self._calls[host] >= WAITING_CALLS:
-            text = f"{WAITING_CALLS} calls of this host are already waiting; retry later"
-            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, text)
-        self._calls[host] += 1
-        turn = self._turns.setdefault(host, asyncio.Semaphore(RECEIVED_AT_A_TIME))
-        try:
-            async with turn:
-                request = await asyncio.wait_for(context.read(), MESSAGE_SECONDS)
-        except asyncio.TimeoutError:
-            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, f"no message for {MESSAGE_SECONDS:g} seconds")
-        finally:
-            self._calls[host] -= 1
-            if not self._calls[host]:
-                del self._calls[host], self._turns[host]
-        if request is None:
-            text = f"the message does not fit this RPC, or is longer than {SHORT_BYTES} bytes"
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, text)
-        return None if request is grpc.aio.EOF else request  # type: ignore[attr-defined] # missing in the stubs
 
 
 def _short(decode: Callable[[bytes], Any] | None) -> Callable[[bytes], Any]:
-    """Returns a decoder that gives None for a message that is too long or of another type."""
+    """Returns a decoder that gives Undecodable for a message that is too long or of another type."""
     assert decode is not None
 
     def decode_short(data: bytes) -> Any:
         try:
-            return decode(data) if len(data) <= SHORT_BYTES else None
+            if len(data) <= SHORT_BYTES:
+                return decode(data)
         except Exception:
-            return None
+            pass  # protobuf and reflection raise errors of several types
+        return wire.Undecodable(InvalidRequest(f"message: does not fit this RPC, or has more than {SHORT_BYTES} bytes"))
 
     return decode_short

@@ -29,6 +29,7 @@ class Origin(NamedTuple):
     problem: Problem
     seed: int | None
     generation: int  # of its namespace, for History.commit
+    tenant: str  # of its namespace
 
 
 class OpenSessions:
@@ -68,7 +69,10 @@ class OpenSessions:
         # It drops its seed: there, the seed would name the response after the first prompt.
         seed = opening.seed if named == len(problem.prompt) else None
         problem = problem._replace(prompt=problem.prompt[:named])
-        self._origins[opening.session ^ SECRET] = Origin(problem, seed, self._history.missing.want(problem, known))
+        tenant = self._history.namespaces.tenant(problem.namespace)
+        generation = self._history.missing.want(problem, known)
+        self._origins[opening.session ^ SECRET] = Origin(problem, seed, generation, tenant)
+        self._history.tenants.sessions[tenant] += 1
 
     async def _open_in_engine(self, opening: wire.Open) -> tuple[int, int, bool]:
         open_session = functools.partial(
@@ -81,7 +85,7 @@ class OpenSessions:
         )
         if opening.prompt.size + opening.generated.size <= LONG_OPEN:
             return open_session()
-        opened = asyncio.ensure_future(asyncio.to_thread(open_session))
+        opened = asyncio.ensure_future(self._history.threads.run("draft", open_session))
         try:
             return await asyncio.shield(opened)
         except asyncio.CancelledError:  # the stream has ended, but the thread continues
@@ -110,7 +114,8 @@ class OpenSessions:
         self, session: int, generated: int, epoch: int | None = None, alternatives: bytes | None = None
     ) -> bytes | None:
         """Returns the tokens, None unless there are `generated` of them. Commits them if `epoch` is given."""
-        self._origins.pop(session ^ SECRET, None)
+        if (origin := self._origins.pop(session ^ SECRET, None)) is not None:
+            self._history.tenants.sessions[origin.tenant] -= 1
         number = self._ids.pop(session ^ SECRET, None)
         if number is None:
             return None

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
 from typing import Any, get_args
@@ -18,7 +19,8 @@ from histospec.server.history.history import History
 from histospec.server.history.namespaces import look_alikes
 from histospec.server.observability.metrics import Metrics
 from histospec.server.rpc import wire
-from histospec.server.rpc.answering import SMALL_ANSWER, Answering
+from histospec.server.rpc.answering import SMALL_ANSWER, Answering, encoded_history
+from histospec.server.rpc.arrivals import PAUSE_SECONDS, caller
 from histospec.server.rpc.draft_stream import DraftStream
 from histospec.server.rpc.export import Exports
 from histospec.server.rpc.slices import SESSION_WORK, Pacer
@@ -29,6 +31,8 @@ from histospec.server.stores.interface import Problem
 from histospec.v1 import draft_pb2 as pb
 from histospec.v1 import draft_pb2_grpc as pb_grpc
 
+STREAMS, STREAMS_EACH = 2048, 1024
+"""Draft streams at a time, of all callers and of one token, or of one host without tokens. A worker needs one."""
 MOST_SIMILAR = MOST_SHARED = 8
 """Other namespaces in the answer to Inspect."""
 INSPECTED = (
@@ -59,6 +63,8 @@ class DraftService(pb_grpc.DraftServiceServicer):
         self._inspecting = ThreadPoolExecutor(1, thread_name_prefix="inspect")
         self.streams: set[DraftStream] = set()
         """The open Draft streams."""
+        self._streams_of: Counter[str] = Counter()  # by caller
+        self._paused: dict[str, float] = {}  # by caller: until when new streams of it are not read
         self._draining = False
         self.shards: list[ShardAddress] = []
         self.name = ""
@@ -78,16 +84,37 @@ class DraftService(pb_grpc.DraftServiceServicer):
         if self._draining:
             raise Unavailable("the server is draining; connect again")
         permit = self._permit(context)
+        who = caller(permit, context)
+        if len(self.streams) >= STREAMS or self._streams_of[who] >= STREAMS_EACH:
+            self._metrics.caller_limits.labels("calls").inc()
+            raise LimitExceeded(
+                f"{self._streams_of[who]} Draft streams of this token or host, of {len(self.streams)} in all, are "
+                f"open; the limits are {STREAMS_EACH} and {STREAMS}"
+            )
         stream = DraftStream(
-            self._engine, self._history, self._metrics, self._config, permit, context, self._sessions_each
-        )
+            self._engine, self._history, self._metrics, self._config, permit, context, self._answering,
+            self._sessions_each,
+        )  # fmt: skip
         self.streams.add(stream)
+        self._streams_of[who] += 1
         try:
+            await asyncio.sleep(self._paused.get(who, 0.0) - time.monotonic())
             with self._metrics.streams.track_inprogress():
                 await stream.run()
+        except LimitExceeded:
+            now = time.monotonic()
+            self._paused = {paused: until for paused, until in self._paused.items() if until > now}
+            self._paused[who] = now + PAUSE_SECONDS
+            raise
         finally:
             # Sessions take memory until they are closed. Other streams must not be refused for it.
-            stream.close().add_done_callback(lambda _: self.streams.discard(stream))
+            stream.close().add_done_callback(lambda _: self._closed(stream, who))
+
+    def _closed(self, stream: DraftStream, who: str) -> None:
+        self.streams.discard(stream)
+        self._streams_of[who] -= 1
+        if not self._streams_of[who]:
+            del self._streams_of[who]
 
     def _sessions_each(self) -> float:
         """Returns the average number of open sessions over streams that have any."""
@@ -98,24 +125,27 @@ class DraftService(pb_grpc.DraftServiceServicer):
         return self._access.permit(dict(context.invocation_metadata() or ()))
 
     async def Ingest(self, request: pb.IngestRequest, context: Context) -> pb.IngestResponse:
-        self._permit(context).require("write", request.namespace)
+        permit = self._permit(context)
+        permit.require("write", request.namespace)
         batch, _ = wire.ingest(request, self._config, self._history.epochs.newest(request.namespace))
-        await self._history.add(batch, context.peer(), explicit_epoch=request.HasField("epoch"))
-        return pb.IngestResponse(responses=len(batch.records), tokens=batch.tokens)
+        kept = await self._history.add(
+            batch, context.peer(), explicit_epoch=request.HasField("epoch"), creator=permit.name
+        )
+        too_old = len(batch.records) - len(kept.records)
+        return pb.IngestResponse(responses=len(kept.records), tokens=kept.tokens, too_old=too_old)
 
     async def History(self, request: pb.HistoryRequest, context: Context) -> bytes | None:  # type: ignore[override]
         self._permit(context).require("read", request.namespace)
         problem, _ = wire.problem("", request)
         try:
-            records = await self._history.get(problem, request.limit, SMALL_ANSWER)
+            # The interceptor accepts bytes, too.
+            return await self._history.get(problem, request.limit, SMALL_ANSWER, encoded_history)
         except LimitExceeded:
-            async with self._answering.large():
-                records = await self._history.get(problem, request.limit, self._config.max_message)
-                answer = await asyncio.to_thread(wire.history, records)
-                del records
-                await self._answering.write(context, answer, counted=False)
+            who, most = caller(self._permit(context), context), self._config.max_message
+            await self._answering.write_large(
+                context, who, lambda: self._history.get(problem, request.limit, most, encoded_history)
+            )
             return None
-        return await asyncio.to_thread(wire.history, records)  # the interceptor accepts bytes, too
 
     async def PredictLength(self, request: pb.PredictLengthRequest, context: Context) -> pb.PredictLengthResponse:
         self._permit(context).require("read", request.namespace)
@@ -127,7 +157,7 @@ class DraftService(pb_grpc.DraftServiceServicer):
 
     async def PredictLengths(self, request: pb.PredictLengthsRequest, context: Context) -> pb.PredictLengthsResponse:
         self._permit(context).require("read", request.namespace)
-        problems = await asyncio.to_thread(wire.expected, request, self._config)
+        problems = await self._history.threads.run("predict", wire.expected, request, self._config)
         quantiles = wire.quantiles(request)
         asked, pacer = np.array(quantiles), Pacer()
         answer = pb.PredictLengthsResponse(quantiles=quantiles)
@@ -231,7 +261,8 @@ class DraftService(pb_grpc.DraftServiceServicer):
         await self._exports.run(request, self._permit(context), context, self.name, lambda: self._draining)
 
     async def Import(self, request: pb.ImportRequest, context: Context) -> pb.ImportResponse:
-        self._permit(context).require("admin", request.namespace)
-        problems = await asyncio.to_thread(wire.imported, request, self._config)
-        added = await self._history.import_lacking(request.namespace, problems, request.estimator)
-        return pb.ImportResponse(responses=added.responses, tokens=added.tokens, learned=added.learned)
+        permit = self._permit(context)
+        permit.require("admin", request.namespace)
+        problems = await self._history.threads.run("import", wire.imported, request, self._config)
+        added = await self._history.import_lacking(request.namespace, problems, request.estimator, permit.name)
+        return pb.ImportResponse(**added._asdict())

@@ -30,6 +30,7 @@ from histospec.protocol.arrays import INT32
 from histospec.server.errors import InvalidRequest, LimitExceeded
 from histospec.server.history.history import History
 from histospec.server.logs.lines import Throttle
+from histospec.server.observability.metrics import Metrics
 from histospec.server.rpc import encoded, wire
 from histospec.server.rpc.arrivals import Arrivals, caller
 from histospec.server.security.access import Access
@@ -129,12 +130,12 @@ class Visits:
 class RolloutCacheService(pb_grpc.RolloutCacheServiceServicer):
     """The service. It raises errors; the interceptor turns these into gRPC statuses."""
 
-    def __init__(self, history: History, config: Config, access: Access) -> None:
+    def __init__(self, history: History, config: Config, access: Access, metrics: Metrics) -> None:
         self._history = history
         self._config = config
         self._access = access
         self._visits = Visits()
-        self.arrivals = Arrivals(AT_ONCE)
+        self.arrivals = Arrivals(metrics, AT_ONCE)
         self._places = asyncio.Semaphore(AT_ONCE)
 
     async def UpdateCache(

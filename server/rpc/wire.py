@@ -5,7 +5,7 @@ over a limit, only that session is refused: `Open.refusal` says why.
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import numpy as np
@@ -20,11 +20,10 @@ from histospec.protocol.refusals import draft_too_long, too_many
 from histospec.server.errors import HistoSpecError, InvalidRequest, LimitExceeded
 from histospec.server.settings.config import Config
 from histospec.server.stores.interface import LAST_EPOCH, Problem, Record, ResponseBatch
-from histospec.server.stores.records import from_message, to_message
+from histospec.server.stores.records import from_message
 from histospec.v1 import draft_pb2 as pb
 
 T = TypeVar("T")
-
 
 AnyPrompt = tuple[str, str]
 """The namespace and the explicit name of a problem; all problems without a name share one."""
@@ -131,15 +130,6 @@ def unless_encoded(encode: Callable[[Any], bytes] | None) -> Callable[[Any], byt
         return message if isinstance(message, bytes) or encode is None else encode(message)
 
     return encoded
-
-
-def history(records: Iterable[Record]) -> bytes:
-    """Returns an encoded HistoryResponse with these records.
-
-    Encodes one response at a time, so that other threads run in between: 45 MiB at once would stop them for 0.1 s.
-    """
-    encoded = (pb.HistoryResponse(responses=[to_message(record)]).SerializeToString() for record in records)
-    return b"".join(encoded)  # concatenated messages decode as one message with the elements of all
 
 
 class Message(NamedTuple):

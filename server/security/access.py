@@ -5,6 +5,12 @@
     secret = "…"                     # or sha256 = "…", the secret's hash in hex, so that the file holds no secret
     namespaces = ["run-*"]           # shell patterns; default: every namespace
     rights = ["read", "write"]       # this is the default; "admin" may also forget namespaces
+    shares = {store = "20GiB"}       # of the tenant, see history/tenants
+
+    [[tenant]]                       # a tenant with several tokens, or a part of a token's namespaces
+    name = "team-a"
+    namespaces = ["a-*"]
+    shares = {index = "8GiB", store = "20GiB", namespaces = 100, sessions = 1000}
 
 read: draft, look at histories and lengths. write: commit and ingest. The server rereads the file when it changes. If it
 cannot be read, the previous contents stay in force. If a stream's token is gone, or lost the right to read in a
@@ -19,7 +25,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ByteSize, ConfigDict, Field, ValidationError, model_validator
 
 from histospec.protocol.redaction import file_name
 from histospec.server.errors import ConfigError, PermissionDenied, Unauthenticated, reason
@@ -42,6 +48,32 @@ def _ascii(secret: str) -> str:
     return secret
 
 
+class Shares(BaseModel):
+    """The most that a tenant may use; None where the file gives nothing."""
+
+    model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)
+
+    index: ByteSize | None = None
+    store: ByteSize | None = None
+    namespaces: Annotated[int, Field(ge=0)] | None = None
+    sessions: Annotated[int, Field(ge=0)] | None = None
+
+
+class Tenant(BaseModel):
+    """Namespaces that share a part of the server."""
+
+    model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)
+
+    name: Annotated[str, Field(min_length=1)]
+    namespaces: Annotated[list[str], Field(min_length=1)]
+    """Shell patterns."""
+    shares: Shares = Shares()
+
+    def has(self, namespace: str) -> bool:
+        """Returns whether the namespace is one of these."""
+        return any(fnmatchcase(namespace, pattern) for pattern in self.namespaces)
+
+
 class _Token(BaseModel):
     model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)
 
@@ -50,6 +82,7 @@ class _Token(BaseModel):
     sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")] | None = None
     namespaces: list[str] = ["*"]
     rights: list[Right] = ["read", "write"]
+    shares: Shares = Shares()
 
     @model_validator(mode="after")
     def _one_of_two(self) -> "_Token":
@@ -66,9 +99,20 @@ class _File(BaseModel):
     model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)
 
     token: list[_Token] = []
+    tenant: list[Tenant] = []
 
 
-KEYS = {"token", *_Token.model_fields}
+SECTIONS: dict[str, type[BaseModel]] = {"token": _Token, "tenant": Tenant, "shares": Shares}
+KEYS = SECTIONS.keys() | _Token.model_fields.keys() | Tenant.model_fields.keys() | Shares.model_fields.keys()
+
+
+class _Contents(NamedTuple):
+    """What the file says."""
+
+    tokens: dict[str, _Token]
+    """By the digest of their secret."""
+    tenants: list[Tenant]
+    """Those that the file names, then one for each token."""
 
 
 class Permit(NamedTuple):
@@ -81,6 +125,12 @@ class Permit(NamedTuple):
         """Returns the version of the file; rights change only with it. Raises Unauthenticated if the token is gone."""
         self.access.grant(self.digest)
         return self.access.version
+
+    @property
+    def name(self) -> str:
+        """The name of the token; empty if callers need none. Raises Unauthenticated."""
+        grant = self.access.grant(self.digest)
+        return grant.name if grant else ""
 
     def allows(self, right: Right, namespace: str) -> bool:
         """Returns whether the token grants this right. Raises Unauthenticated."""
@@ -98,9 +148,7 @@ class Permit(NamedTuple):
     def require(self, right: Right, namespace: str) -> None:
         """Raises PermissionDenied or Unauthenticated unless the token grants this right."""
         if not self.allows(right, namespace):
-            grant = self.access.grant(self.digest)
-            name = grant.name if grant else ""
-            raise PermissionDenied(f"token {name!r} has no right to {right} in namespace {namespace!r}")
+            raise PermissionDenied(f"token {self.name!r} has no right to {right} in namespace {namespace!r}")
 
 
 class Access:
@@ -111,7 +159,7 @@ class Access:
 
     def __init__(self, path: Path | None) -> None:
         self._looked = time.monotonic()
-        self.file: Watched[dict[str, _Token]] | None = None
+        self.file: Watched[_Contents] | None = None
         if path is not None:
             try:
                 self.file = Watched("tokens", [path], lambda: _read(path), _words)
@@ -122,6 +170,11 @@ class Access:
     def version(self) -> int:
         """A number that grows when the contents of the file change."""
         return 0 if self.file is None else self.file.version
+
+    @property
+    def tenants(self) -> list[Tenant]:
+        """The tenants that the file names, then one for each token."""
+        return [] if self.file is None else self.file.value.tenants
 
     def permit(self, metadata: Mapping[str, Any], remedy: str = SET_TOKEN) -> Permit:
         """Returns the rights of the caller that sent this metadata. Raises Unauthenticated.
@@ -150,16 +203,19 @@ class Access:
         if now - self._looked >= LOOK_SECONDS:
             self._looked = now
             self.file.look()
-        grant = self.file.value.get(digest)
+        grant = self.file.value.tokens.get(digest)
         if grant is None:
             raise Unauthenticated("authorization: this server does not know the token")
         return grant
 
 
-def _read(path: Path) -> dict[str, _Token]:
-    """Returns the tokens of a file by the digest of their secret."""
-    tokens = _File.model_validate(tomllib.loads(read_text(path))).token
-    return {token.digest(): token for token in tokens}
+def _read(path: Path) -> _Contents:
+    file = _File.model_validate(tomllib.loads(read_text(path)))
+    of_tokens = [
+        Tenant.model_construct(name=token.name, namespaces=token.namespaces, shares=token.shares)
+        for token in file.token
+    ]
+    return _Contents({token.digest(): token for token in file.token}, [*file.tenant, *of_tokens])
 
 
 def _words(error: Exception) -> str:
@@ -170,7 +226,8 @@ def _words(error: Exception) -> str:
         first = error.errors(include_url=False, include_input=False)[0]
         where = [str(part) for part in first["loc"] if isinstance(part, int) or part in KEYS]  # not an unknown key
         if first["type"] == "extra_forbidden":
-            known = _Token.model_fields if len(first["loc"]) > 1 else _File.model_fields
+            section = [part for part in first["loc"][:-1] if part in SECTIONS]
+            known = SECTIONS[str(section[-1])].model_fields if section else _File.model_fields
             return f"{'.'.join([*where, 'unknown key'])}; known are {', '.join(known)}"
         return f"{'.'.join(where)}: {first['msg'].removeprefix('Value error, ')}".removeprefix(": ")
     return "it is not TOML" if isinstance(error, tomllib.TOMLDecodeError) else str(error)

@@ -119,6 +119,13 @@ class Reader(ABC):
         """Yields the responses to index, in pieces: newest piece first, and within a piece oldest response first."""
         yield self.history(problem)
 
+    def sizes(self) -> dict[str, int] | None:
+        """Returns the bytes of the prompts and responses of each namespace; None if the store cannot tell.
+
+        May take long.
+        """
+        return None
+
     def count(self) -> int:
         """Returns the number of responses."""
         return sum(len(records) for namespace in self.newest_epochs() for _, records in self.problems(namespace))
@@ -197,11 +204,12 @@ class Store(Reader):
         return ""
 
     @abstractmethod
-    def append(self, batch: ResponseBatch) -> "Future[None]":
+    def append(self, batch: ResponseBatch) -> "Future[int]":
         """Adds responses; the future is done once they survive a crash, all of them or none.
 
-        Fails with StoreBusy if the queue is full, otherwise with StoreFull or StoreError. The store keeps the newest
-        epochs of the problem, and of these the newest responses.
+        The store keeps the newest epochs of the problem, and of these the newest responses. The future holds how many
+        of the batch it does not keep, because they are older. It fails with StoreBusy if the queue is full, otherwise
+        with StoreFull or StoreError.
         """
 
     @abstractmethod

@@ -176,6 +176,7 @@ class OpeningStore(Store):
     estimator = _asks(Store.estimator)
     estimators = _asks(Store.estimators)
     pages = _asks(Store.pages)
+    sizes = _asks(Store.sizes)
     count = _asks(Store.count)
     wanted_first = _asks(Store.wanted_first)
     look_for_damage = _asks(Store.look_for_damage)

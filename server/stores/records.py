@@ -92,11 +92,15 @@ def _checksum(record: Record, prompt: int) -> int:
     given = (record.reward is not None) + 2 * (record.seed is not None)
     reward = (record.reward or 0.0) + 0.0  # SQLite keeps no negative zero
     numbers = _NUMBERS.pack(prompt, record.epoch, reward, record.seed or 0, given, *map(len, arrays))
-    return _hash(b"".join((numbers, *arrays)))
+    return _hash(numbers, *arrays)
 
 
-def _hash(data: bytes) -> int:
-    return xxhash.xxh3_64_intdigest(data) & _HASHED
+def _hash(*parts: bytes) -> int:
+    """Returns the hash of the joined parts."""
+    digest = xxhash.xxh3_64()
+    for part in parts:
+        digest.update(part)
+    return digest.intdigest() & _HASHED
 
 
 # Bytes: little-endian: version, flags, width of a token, epoch, reward, number of tokens; then the tokens in 2, 3 or 4

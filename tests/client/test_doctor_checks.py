@@ -76,6 +76,13 @@ def test_the_model_runner(value: str | None, level: str, said: str) -> None:
     assert said in finding.text
 
 
+@pytest.mark.parametrize(
+    ("plugins", "fault"), [(None, False), ("histospec", False), ("other,histospec", False), ("other", True), ("", True)]
+)
+def test_the_plugin_that_vllm_may_not_load(plugins: str | None, fault: bool) -> None:
+    assert faults(facts(vllm=Vllm("0.32.0", None, plugins))) == ([("bad", "plugin")] if fault else [])
+
+
 def test_a_service_that_is_no_draft_server() -> None:
     missing = Failure("UNIMPLEMENTED", "Method not found!")
     other = facts(shard(inspection=None, failure=missing, drafts=False))
@@ -161,7 +168,7 @@ def test_every_fault_comes_with_advice() -> None:
     found = facts(
         shard(inspection=replace(worst, version="9.9"), ahead=9999.0, steps=(1.0,) * 3),
         shard(1, inspection=None, failure=missing),
-        vllm=Vllm("0.1", "1"),
+        vllm=Vllm("0.1", "1", "other"),
         adapter="HISTOSPEC_SAMPLING: x",
         others=CONFIG.endpoints[:1],
     )

@@ -14,7 +14,7 @@ import pytest
 from histospec.client import AsyncDraftClient, DraftClient, InvalidRequest, Response
 from histospec.client.rollouts import Geometric, SpeculativeRollout
 from histospec.client.rollouts.acceptance import lenience_of
-from histospec.client.rollouts.old import ResponseLimits, choose, cut
+from histospec.client.rollouts.old import ResponseLimits, choose, cut, outside
 from tests.support.clients import texts
 from tests.support.servers import Server, Starter
 
@@ -95,6 +95,12 @@ def test_what_could_be_written_today(tokens: Sequence[int], limits: ResponseLimi
 def test_nothing_could_be_written() -> None:
     assert cut(response([0, 1]), LIMITS._replace(least=1)) is None
     assert cut(response([1, 2]), LIMITS._replace(scored=0)) is None
+
+
+def test_a_token_that_the_model_does_not_have() -> None:
+    assert outside(response([0, 31]), 32) is None
+    assert outside(response([]), 32) is None
+    assert outside(response([5, 2**31 - 1, 32]), 32) == 2**31 - 1
 
 
 def test_it_needs_no_vllm(tmp_path: Path) -> None:

@@ -64,6 +64,11 @@ WRONG: dict[str, dict[str, Any]] = {
     "a refusal of a session that never was": {"lengths": i32(0), "refusals": [pb.Refusal(session=7, reason="no")]},
     "20,000 refusals": {"lengths": i32(0), "refusals": [pb.Refusal(session=1)] * 20_000},
     "a refusal of 10 MB": {"lengths": i32(0), "refusals": [pb.Refusal(session=1, reason="x" * 10_000_000)]},
+    "a continued session without a prompt": {"lengths": i32(0), "continued": u64(1)},
+    "a continued session with no tokens of its prompt": {"lengths": i32(0), "continued": u64(1), "prompts": i32(0)},
+    "a continued session with more than its prompt": {"lengths": i32(0), "continued": u64(1), "prompts": i32(3)},
+    "a continued session that never was": {"lengths": i32(0), "continued": u64(9), "prompts": i32(1)},
+    "2 M continued sessions": {"lengths": i32(0), "continued": u64(*range(MANY)), "prompts": bytes(4 * MANY)},
     "another sequence": {"lengths": i32(0), "sequence": 2**63},
 }
 

@@ -89,6 +89,7 @@ def test_alerts_ask_for_metrics_that_a_server_has(start_server: Starter, connect
     names = set(re.findall(r"^([a-z_]+)[ {]", server.get("/metrics")[1], re.MULTILINE))
     names |= {"histospec_certificate_expiry_timestamp_seconds"}  # only with TLS
     names |= {"histospec_watched_file_unreadable"}  # only with tokens or TLS
+    names |= {"histospec_tenant_share"}  # only if the token file gives shares
     expressions = " ".join(alerts(path)[name]["expr"] for path, name in ALERTS)
     asked = set(re.findall(r"\b(?:histospec|process)_[a-z_]+", expressions))
     assert asked

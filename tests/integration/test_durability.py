@@ -151,18 +151,18 @@ def test_logprobs_rewards_masks_seeds_and_names_survive(start_server: Starter, c
         generated=b"\1\0\1", seed=-7,
     )  # fmt: skip
     wire.stub.Ingest(
-        pb.IngestRequest(namespace="run", prompt=wire.i32([1]), problem="named", responses=[sent], epoch=2**40)
+        pb.IngestRequest(namespace="run", prompt=wire.i32([1]), problem="named", responses=[sent], epoch=2**31)
     )
     server.kill()
     server.start()
     # Any of its prompts finds a named problem.
     request = pb.HistoryRequest(namespace="run", prompt=wire.i32([3, 4]), problem="named")
     [stored] = wire.stub.History(request, wait_for_ready=True).responses
-    sent.epoch = 2**40
+    sent.epoch = 2**31
     assert stored == sent
     # The newest epoch is known again, too.
     wire.ingest([2], [[9]])
-    assert wire.stub.History(pb.HistoryRequest(namespace="run", prompt=wire.i32([2]))).responses[0].epoch == 2**40
+    assert wire.stub.History(pb.HistoryRequest(namespace="run", prompt=wire.i32([2]))).responses[0].epoch == 2**31
 
 
 def test_the_window_of_epochs_slides_in_store_and_index(start_server: Starter, connect: Connector) -> None:

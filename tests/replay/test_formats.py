@@ -105,20 +105,12 @@ def test_ids_join_prompts_that_go_on_and_namespaces_keep_them_apart(tmp_path: Pa
     assert len(other.responses) == 1
 
 
-def test_without_epochs_visits_count_in_their_order(tmp_path: Path) -> None:
-    a, b = {"prompt": [1]}, {"prompt": [2]}
-    records = [{**who, "tokens": [i]} for i, who in enumerate([a, a, b, b, a, a, b])]
+def test_without_epochs_a_group_is_a_visit_wherever_its_records_are(tmp_path: Path) -> None:
+    records = [{"prompt": [1], "tokens": [i], "group": group} for i, group in enumerate(["x", "y", "x", "z", "y"])]
     recording = load(lines(tmp_path / "own.jsonl", records))
-    first, second = recording.problems()
-    assert said(first) == [(0, [0]), (0, [1]), (1, [4]), (1, [5])]
-    assert said(second) == [(0, [2]), (0, [3]), (1, [6])]
-    assert "the n-th visit of a problem is epoch n" in recording.notes()[0]
-
-
-def test_without_epochs_a_new_group_is_a_new_visit(tmp_path: Path) -> None:
-    records = [{"prompt": [1], "tokens": [i], "group": group} for i, group in enumerate(["x", "x", "y"])]
-    (problem,) = problems(lines(tmp_path / "own.jsonl", records))
-    assert problem.epochs() == [0, 1]
+    (problem,) = recording.problems()
+    assert said(problem) == [(0, [0]), (1, [1]), (0, [2]), (2, [3]), (1, [4])]
+    assert "each group is a visit, in the order of their first records" in recording.notes()[0]
 
 
 def test_counted_weight_changes_become_epochs_as_on_the_server(tmp_path: Path) -> None:
@@ -269,7 +261,7 @@ def test_training_data_of_nemo_rl_has_its_tokens_and_turns(tmp_path: Path) -> No
     assert problem.prompt.tolist() == [1, 2]
     assert said(problem) == [(3, [5, 6]), (3, [5, 9, 9, 6]), (4, [7])]
     assert [turn.generated for turn in problem.responses[1].turns] == [True, False, True]
-    assert "the step in the file's name" in recording.notes()[0]
+    assert "the step in the files' names" in recording.notes()[0]
 
 
 @transformers
@@ -426,19 +418,15 @@ def test_fields_of_the_wrong_form_are_refused(value: str, capsys: pytest.Capture
     assert "--fields: must be such as prompt=question,response=answer" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("named", [False, True])
 def test_several_files_and_a_pipe_are_replayed(
-    named: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     rng = np.random.default_rng(0)
     text = rng.integers(10, 1000, 60)
     write: Callable[[int], object] = lambda step: lines(  # noqa: E731
         tmp_path / f"{step}.jsonl",
-        [
-            {"prompt": [1, i], "tokens": [*text.tolist(), i, step]} | ({"epoch": step} if named else {})
-            for i in range(3)
-        ],
+        [{"prompt": [1, i], "tokens": [*text.tolist(), i, step], "epoch": step} for i in range(3)],
     )
     write(0), write(1)
     os.mkfifo("second")
@@ -447,6 +435,8 @@ def test_several_files_and_a_pipe_are_replayed(
         assert replay.main(["0.jsonl", "second", "--cost", "0.05"]) == 0
         fed.result()
     told = capsys.readouterr().out
-    assert "0 and 1 more: 3 of 3 problems" in told
-    assert ("the field epoch" if named else "the n-th visit") in told
-    assert Path("0 and 1 more.replay.png").exists()
+    assert f"{tmp_path.name[:37]}" in told
+    assert "2 files" in told or "..." in told
+    assert "read 2 files in the given order: 0.jsonl to second" in told
+    assert "the field epoch" in told
+    assert Path(f"{tmp_path.name}.replay.png").exists()

@@ -100,7 +100,7 @@ def test_a_bad_record_is_reported_with_its_line_and_field(record: object, compla
         (b"", "is empty: it has no records; give recorded rollouts"),
         (b"\n \n", "has no records"),
         (b"{nonsense", "line 1: not JSON"),
-        (b"\xff\xfe{}", "line 1: not JSON"),
+        (b"\xff\xfe{}", "is text in UTF-16"),
         (b"\0" * (3 << 20), "line 1: not JSON"),
         (b"{" + b" " * (2 << 20) + b"\0" + b" " * (2 << 20), "line 1: not JSON"),
         (b"[" * 200_000, "line 1: not JSON: recursion limit"),

@@ -56,3 +56,8 @@ def test_a_command_runs_with_its_extra_alone(command: str) -> None:
     done = histospec(command, "--help", extra=extra)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith(f"usage: histospec {command} ")
+
+
+def test_the_extra_of_replay_has_what_renders_chat_templates() -> None:
+    """Transformers uses jinja2 without requiring it."""
+    assert "jinja2" in {Requirement(line).name for line in EXTRAS["replay"]}

@@ -34,7 +34,7 @@ OTHERS = pack([None, Place(0.5, [(2**24 - 1, 0.3), (0, 0.05)]), None, Place(0.2,
 BATCHES = [
     ResponseBatch(Problem("run", tokens(1, 2)), [Record(tokens(5, 6, 7), 0, 0.1), Record(tokens(5, 6, 7), 0, 0.1)]),
     ResponseBatch(
-        Problem("run", tokens(1, 2)), [Record(tokens(*range(300)), 2**52, -1e-300, logprobs(300), seed=-(2**63))]
+        Problem("run", tokens(1, 2)), [Record(tokens(*range(300)), 2**31, -1e-300, logprobs(300), seed=-(2**63))]
     ),
     ResponseBatch(Problem("run", tokens(1, 2), "a name ❤"), [Record(tokens(9), 3, None, b"", b"\0")]),
     ResponseBatch(

@@ -10,13 +10,16 @@ import numpy as np
 from histospec.client import DraftClient, Response
 from histospec.native import Engine
 from histospec.server.history.history import History
+from histospec.server.history.tenants import Tenants
+from histospec.server.security.access import Access
 from histospec.server.stores.interface import Store
 
 
 @asynccontextmanager
 async def opened(store: Store, engine: Engine | None = None, watch_seconds: float = 60.0) -> AsyncIterator[History]:
     """A history as of a server that has just started: it loads its store in the background."""
-    history = History(engine or Engine(1 << 26, namespace_tokens=0), store, 4096, watch_seconds)
+    engine = engine or Engine(1 << 26, namespace_tokens=0)
+    history = History(engine, store, 4096, Tenants(Access(None), engine), watch_seconds)
     await history.load()
     try:
         yield history

@@ -16,6 +16,7 @@ from histospec.native import Engine
 from histospec.protocol.names import DRAFT_SERVICE
 from histospec.server.errors import HistoSpecError
 from histospec.server.history.history import History
+from histospec.server.history.tenants import Tenants
 from histospec.server.observability.metrics import Metrics
 from histospec.server.open_store import open_store
 from histospec.server.rpc.answering import Answering
@@ -67,11 +68,13 @@ class Shard:
     async def _start(self) -> None:
         config = self._config
         self.engine = Engine(config.memory, namespace_tokens=config.namespace_tokens)
-        self._history = History(self.engine, open_store(config, "shard-0"), config.max_namespaces)
+        self._history = History(
+            self.engine, open_store(config, "shard-0"), config.max_namespaces, Tenants(Access(None), self.engine)
+        )
         metrics = Metrics(self.engine, self._history.counts)
         await self._history.load()
         self._service = DraftService(
-            self.engine, self._history, metrics, config, Access(None), Answering(Connections())
+            self.engine, self._history, metrics, config, Access(None), Answering(Connections(), metrics)
         )
 
     def forget(self) -> None:

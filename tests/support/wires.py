@@ -25,10 +25,10 @@ def u64(values: Iterable[int] = ()) -> bytes:
 class Stream:
     """A Draft stream of raw messages. Sending and receiving are apart, so that a test may do either first."""
 
-    def __init__(self, stub: pb_grpc.DraftServiceStub) -> None:
+    def __init__(self, stub: pb_grpc.DraftServiceStub, metadata: tuple[tuple[str, str], ...] = ()) -> None:
         self._requests: queue.SimpleQueue[pb.DraftRequest | None] = queue.SimpleQueue()
         self._sequence = 0
-        self.call: Any = stub.Draft(iter(self._requests.get, None), timeout=600)
+        self.call: Any = stub.Draft(iter(self._requests.get, None), timeout=600, metadata=metadata)
 
     def send(self, **fields: Any) -> int:
         """Sends a DraftRequest of these fields; its sequence."""

@@ -40,7 +40,7 @@ places[of_a_sampler] = sampler, "forward"
 said = {"before": replaced()}
 plugin.register()
 said["by the plug-in"] = replaced()
-os.environ["HISTOSPEC_SAMPLING"] = "coupled"
+os.environ |= {"HISTOSPEC_ENABLE": "1", "HISTOSPEC_SAMPLING": "coupled"}
 settings.check = lambda config: None
 for _ in range(2):
     for name in (None, "vllm.v1.core.sched.scheduler.Scheduler", "histospec.client.vllm.HistoSpecScheduler"):

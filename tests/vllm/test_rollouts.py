@@ -18,6 +18,7 @@ from tests.support.servers import Server
 pytestmark = pytest.mark.vllm
 
 LENGTH = 24
+VOCABULARY = 32  # of the tiny model
 PEERS = 4
 
 
@@ -123,6 +124,26 @@ def test_another_policy_cuts_and_scores_as_the_paper_says(
         assert np.allclose(before.logprobs, logprobs_of(tiny_model, before.prompt, before.tokens), atol=1e-4)
     assert reader.report is not None
     assert 0.05 < reader.report.share_reused < 0.95
+
+
+def test_an_old_response_with_a_token_outside_the_vocabulary_is_skipped(
+    speculative: Callable[..., Any],
+    prompts: list[list[int]],
+    parameters: Callable[..., Any],
+) -> None:
+    rollout, client = speculative(math.inf)
+    old = rollout.generate(prompts, parameters(n=1), epoch=0, use_tqdm=False)
+    for response, token in zip(old[:2], (VOCABULARY, 2**31 - 1), strict=True):
+        foreign = response.tokens.copy()
+        foreign[7] = token
+        client.ingest(response.prompt, [Response(foreign, response.logprobs)], epoch=1)  # newer than the good one
+    with listening() as lines:
+        for _ in range(2):
+            new = rollout.generate(prompts, parameters(n=1), epoch=2, ingest=False, use_tqdm=False)
+    assert texts(new) == texts(old)  # the good responses are reused as a whole
+    assert rollout.report.foreign == 2
+    (line,) = [line for line in lines if "such responses are not reused" in line]
+    assert f"has the token {VOCABULARY}, and the model has {VOCABULARY} tokens" in line
 
 
 @pytest.mark.newest

@@ -5,10 +5,10 @@ the entry point `vllm.general_plugins`) and extends vLLM's scheduler in a subcla
 replaces the functions in PATCHES in memory, in the processes that load its plug-in or scheduler. No other package of
 HistoSpec assigns to attributes of vLLM.
 
-With coupled sampling the plug-in also sets VLLM_USE_V2_MODEL_RUNNER=0, unless the environment sets it, because vLLM's
-model runner V2 has another sampler. Each of vLLM's model runners then has one more attribute, `_histospec_texts`, and
-each output of a step `_histospec_alternatives`. The scheduler adds a seed to the sampling parameters of requests
-without one.
+With HISTOSPEC_ENABLE=1 the plug-in sets attributes of vLLM's EngineArgs (`enabling.py`). With coupled sampling it sets
+VLLM_USE_V2_MODEL_RUNNER=0, unless the environment sets it, because vLLM's model runner V2 has another sampler. Each of
+vLLM's model runners then has one more attribute, `_histospec_texts`, and each output of a step
+`_histospec_alternatives`. The scheduler adds a seed to the sampling parameters of requests without one.
 """
 
 from typing import NamedTuple
@@ -35,6 +35,14 @@ class Patch(NamedTuple):
 
 
 PATCHES = (
+    Patch(
+        symbol="vllm.engine.arg_utils:EngineArgs.create_speculative_config",
+        room="enabling",
+        installed_by="the plug-in, with HISTOSPEC_ENABLE=1",
+        versions="run with 0.27 and 0.32; another signature is refused at the start",
+        why="vLLM takes these settings from the program that starts it alone, and trainers pass on what they know",
+        until="vLLM reads speculative_config and scheduler_cls from its environment, too",
+    ),
     Patch(
         symbol="vllm.v1.worker.worker_base:WorkerBase.__init__",
         room="plugin",

@@ -11,23 +11,23 @@ import os
 from typing import Any
 
 from histospec.client.vllm import logs, settings
-from histospec.client.vllm.config import AdapterConfig, samples_coupled
-from histospec.client.vllm.patches import cpu, drafter, undrafted
+from histospec.client.vllm.config import AdapterConfig, enabled, samples_coupled
+from histospec.client.vllm.patches import cpu, drafter, enabling, undrafted
 from histospec.client.vllm.patches.replacing import is_replaced, replace
 
 logger = logging.getLogger("histospec.vllm")
 
-OURS = "histospec.client.vllm"
-
 
 def register() -> None:
-    """Prepares the workers of engines that draft with HistoSpec, and installs coupled sampling if it is switched on.
+    """Prepares the workers of engines that draft with HistoSpec, and installs what the environment switches on.
 
     Raises:
-        ValueError: HISTOSPEC_SAMPLING is invalid.
-        RuntimeError: this vLLM does not fit coupled sampling. A run without it would not show that it is missing.
+        ValueError: HISTOSPEC_ENABLE or HISTOSPEC_SAMPLING is invalid.
+        RuntimeError: this vLLM does not fit one of them. A run without it would not show that it is missing.
     """
     install()
+    if enabled():
+        enabling.install()
     if samples_coupled():
         logs.join_vllm()
         os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")  # V2 has another sampler
@@ -70,12 +70,7 @@ def preparing(make: Any) -> Any:
 
 def drafts_here(vllm_config: Any) -> bool:
     """Returns whether an engine has HistoSpecScheduler, a subclass of it, or HistoSpecProposer."""
-    speculative, scheduler = vllm_config.speculative_config, vllm_config.scheduler_config.scheduler_cls
-    if speculative is not None and str(speculative.model).startswith(OURS):
+    speculative = vllm_config.speculative_config
+    if speculative is not None and settings.is_our_proposer(speculative.model):
         return True
-    if isinstance(scheduler, str):
-        if scheduler.startswith(OURS):
-            return True
-        module, _, name = scheduler.rpartition(".")
-        scheduler = getattr(importlib.import_module(module), name)
-    return any(base.__module__.startswith(OURS) for base in getattr(scheduler, "__mro__", ()))
+    return settings.is_our_scheduler(vllm_config.scheduler_config.scheduler_cls)

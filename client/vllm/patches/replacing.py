@@ -15,7 +15,7 @@ def replace(owner: Any, name: str, function: Callable[..., Any]) -> None:
 
 
 def attach(output: Any, name: str, value: Any) -> None:
-    """Gives an object that vLLM passes on, such as the output of a step, one more attribute."""
+    """Sets an attribute of one object of vLLM: a new one of the output of a step, or an argument of an engine."""
     setattr(output, name, value)
 
 

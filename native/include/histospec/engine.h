@@ -140,6 +140,15 @@ class Engine {
   // the namespace keeps its counters and what its estimator has learned.
   std::uint64_t drop_namespace(const std::string& name, bool keep_learned = false);
 
+  // Gives a namespace to a tenant: from now on if the engine does not have the namespace, else once it was dropped. All
+  // others belong to the tenant "". While memory is short, the engine evicts from the tenant furthest over its share:
+  // the budget, divided by the number of tenants that hold something.
+  void assign(const std::string& name, const std::string& tenant);
+  // Limits the bytes of a tenant's history, even if memory is not short.
+  void limit_tenant(const std::string& tenant, std::size_t bytes);
+  // The bytes that each tenant holds.
+  std::map<std::string, std::size_t> tenants() const;
+
   // Whether callers should delay their next commit: responses finish faster than they become segments, or the engine is
   // still evicting. Without the delay, running sessions and fresh responses could outgrow the budget.
   bool congested() const;

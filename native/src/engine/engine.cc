@@ -320,6 +320,24 @@ std::uint64_t Engine::drop_namespace(const std::string& name, bool keep_learned)
   return responses;
 }
 
+void Engine::assign(const std::string& name, const std::string& tenant) {
+  Monitor::Lock lock(state_->monitor);
+  state_->registry.assign(name, tenant);
+}
+
+void Engine::limit_tenant(const std::string& tenant, std::size_t bytes) {
+  Monitor::Lock lock(state_->monitor);
+  state_->registry.tenants()[tenant].most = bytes;
+  state_->evictor.relieve();
+}
+
+std::map<std::string, std::size_t> Engine::tenants() const {
+  Monitor::Lock lock(state_->monitor);
+  std::map<std::string, std::size_t> held;
+  for (const auto& [name, tenant] : state_->registry.tenants()) held[name] = tenant.bytes;
+  return held;
+}
+
 bool Engine::congested() const {
   Monitor::Lock lock(state_->monitor);
   return state_->evictor.behind() || state_->builder.behind();

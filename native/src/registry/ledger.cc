@@ -12,6 +12,7 @@ void MemoryLedger::book(const Problem& problem, Problem::Part part, const Holdin
     count_running();
   }
   problem.owner->held.change(before, after);
+  problem.owner->tenant.bytes += after.bytes - before.bytes;
 }
 
 void MemoryLedger::enter(const Problem& problem) {
@@ -27,11 +28,13 @@ void MemoryLedger::update(Namespace& namespace_) {
   const std::size_t bytes = namespace_.bytes();
   namespaces_ += bytes - namespace_.booked;
   namespace_.held.bytes += bytes - namespace_.booked;
+  namespace_.tenant.bytes += bytes - namespace_.booked;
   namespace_.booked = bytes;
 }
 
 void MemoryLedger::leave(Namespace& namespace_) {
   namespaces_ -= namespace_.booked;
+  namespace_.tenant.bytes -= namespace_.booked;
   namespace_.gone = true;
 }
 

@@ -14,6 +14,7 @@
 #include "index/namespace_index.h"
 #include "registry/monitor.h"
 #include "registry/problem.h"
+#include "registry/tenant.h"
 
 namespace histospec {
 
@@ -51,11 +52,13 @@ struct Namespace {
   // How many of the latest lengths predict the lengths of a problem without responses.
   static constexpr std::size_t kLatestLengths = 256;
 
-  Namespace(std::string its_name, std::size_t index_tokens) : name(std::move(its_name)), index(index_tokens) {
+  Namespace(std::string its_name, std::size_t index_tokens, Tenant& its_tenant)
+      : name(std::move(its_name)), tenant(its_tenant), index(index_tokens) {
     latest_lengths.reserve(kLatestLengths);
   }
 
   const std::string name;
+  Tenant& tenant;
   Estimator estimator GUARDED_BY(engine_lock);
   TwinTrust trust GUARDED_BY(engine_lock);
   NamespaceIndex index;                             // guarded, except merge()

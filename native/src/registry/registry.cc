@@ -6,9 +6,19 @@ namespace histospec {
 
 std::shared_ptr<Namespace> Registry::namespace_named(const std::string& name) {
   if (auto found = find_namespace(name)) return found;
-  const auto made = namespaces_.emplace(name, std::make_shared<Namespace>(name, index_tokens_)).first->second;
+  const auto assigned = assigned_.find(name);
+  Tenant& tenant = assigned == assigned_.end() ? tenants_[""] : *assigned->second;
+  const auto made = namespaces_.emplace(name, std::make_shared<Namespace>(name, index_tokens_, tenant)).first->second;
   ledger_.update(*made);
   return made;
+}
+
+void Registry::assign(const std::string& name, const std::string& tenant) {
+  if (tenant.empty()) {
+    assigned_.erase(name);
+  } else {
+    assigned_[name] = &tenants_[tenant];
+  }
 }
 
 std::shared_ptr<Namespace> Registry::find_namespace(const std::string& name) const {
@@ -41,7 +51,8 @@ std::shared_ptr<Problem> Registry::problem(Namespace& namespace_, ProblemKey&& k
     throw;
   }
   problem->recency = node.begin();
-  recency_.splice(used ? recency_.end() : recency_.begin(), node);
+  std::list<Problem*>& recency = namespace_.tenant.recency;
+  recency.splice(used ? recency.end() : recency.begin(), node);
   problem->member = member.begin();
   namespace_.members.splice(namespace_.members.end(), member);
   ledger_.enter(*problem);
@@ -49,8 +60,9 @@ std::shared_ptr<Problem> Registry::problem(Namespace& namespace_, ProblemKey&& k
 }
 
 void Registry::use(Problem& problem) {
-  recency_.splice(recency_.end(), recency_, problem.recency);
-  if (problem.twins) twinned_.splice(twinned_.end(), twinned_, problem.twinned);
+  Tenant& tenant = problem.owner->tenant;
+  tenant.recency.splice(tenant.recency.end(), tenant.recency, problem.recency);
+  if (problem.twins) tenant.twinned.splice(tenant.twinned.end(), tenant.twinned, problem.twinned);
 }
 
 std::shared_ptr<Problem> Registry::problem_of(Namespace& namespace_, ProblemKey& key, Tokens prompt,
@@ -75,18 +87,19 @@ const Problem* Registry::find_problem(const std::string& name, const ProblemKey&
 
 void Registry::erase(Problem& problem) {
   ledger_.leave(problem);
-  recency_.erase(problem.recency);
   Namespace& namespace_ = *problem.owner;
+  namespace_.tenant.recency.erase(problem.recency);
   namespace_.members.erase(problem.member);
   namespace_.prompts.remove(problem);
   namespace_.problems.erase(namespace_.problems.find(problem.key));
 }
 
 void Registry::list_twins(Problem& problem, bool first) {
-  problem.twinned = twinned_.insert(first ? twinned_.begin() : twinned_.end(), &problem);
+  std::list<Problem*>& twinned = problem.owner->tenant.twinned;
+  problem.twinned = twinned.insert(first ? twinned.begin() : twinned.end(), &problem);
 }
 
-void Registry::unlist_twins(Problem& problem) { twinned_.erase(problem.twinned); }
+void Registry::unlist_twins(Problem& problem) { problem.owner->tenant.twinned.erase(problem.twinned); }
 
 Problem* Registry::next_to_drop(Namespace& namespace_, std::uint64_t number) {
   // Visited problems and new ones are at the end of the list.
@@ -125,6 +138,7 @@ void Registry::check_integrity() const {
   MemoryLedger::Totals counted;
   Holding all;
   std::size_t with_twins = 0;
+  std::map<const Tenant*, std::size_t> its_bytes;
   for (const auto& [name, namespace_] : namespaces_) {
     require(namespace_->booked == namespace_->bytes() && !namespace_->gone, "a namespace has other bytes than booked");
     counted.namespaces += namespace_->booked;
@@ -145,10 +159,17 @@ void Registry::check_integrity() const {
             "the members of a namespace are not its problems");
     require(held == namespace_->held, "the problems of a namespace hold something else than booked");
     all.change({}, held);
+    its_bytes[&namespace_->tenant] += held.bytes;
+  }
+  std::size_t by_recency = 0, in_twins = 0;
+  for (const auto& [name, tenant] : tenants_) {
+    require(tenant.bytes == its_bytes[&tenant], "a tenant holds other bytes than its namespaces");
+    by_recency += tenant.recency.size();
+    in_twins += tenant.twinned.size();
   }
   counted.sessions = all.sessions;
-  require(recency_.size() == all.problems, "the recency list misses problems");
-  require(twinned_.size() == with_twins, "the list of problems with twins is off");
+  require(by_recency == all.problems, "the recency lists miss problems");
+  require(in_twins == with_twins, "the lists of problems with twins are off");
   const MemoryLedger::Totals booked = ledger_.totals();
   require(counted.parts[Problem::kSegments] == booked.parts[Problem::kSegments], "segment bytes are off");
   require(counted.parts[Problem::kItself] == booked.parts[Problem::kItself], "problem bytes are off");

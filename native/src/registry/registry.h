@@ -1,4 +1,4 @@
-// The registry: namespaces, their problems, the order in which problems were last used, and the open sessions.
+// The registry: tenants, namespaces, their problems, the order in which problems were last used, and open sessions.
 #pragma once
 
 #include <list>
@@ -23,6 +23,11 @@ class Registry {
   std::shared_ptr<Namespace> namespace_named(const std::string& name) REQUIRES(engine_lock);
   // Null if there is none.
   std::shared_ptr<Namespace> find_namespace(const std::string& name) const REQUIRES(engine_lock);
+  // A tree, because its nodes stay where they are.
+  using Tenants = std::map<std::string, Tenant>;
+  Tenants& tenants() REQUIRES(engine_lock) { return tenants_; }
+  // Gives a namespace to a tenant when it is made; one that exists keeps its tenant.
+  void assign(const std::string& name, const std::string& tenant) REQUIRES(engine_lock);
   // Removes a dropped namespace that has no problems left.
   void erase_if_empty(Namespace& namespace_) REQUIRES(engine_lock);
   // The sums of the counters of removed namespaces.
@@ -41,9 +46,6 @@ class Registry {
   // Removes a problem that has neither live text nor twins. May destroy it.
   void erase(Problem& problem) REQUIRES(engine_lock);
 
-  // Least recently used first: all problems, and those that have twins.
-  const std::list<Problem*>& by_recency() const REQUIRES(engine_lock) { return recency_; }
-  const std::list<Problem*>& with_twins() const REQUIRES(engine_lock) { return twinned_; }
   // `first`: evict these twins before all others.
   void list_twins(Problem& problem, bool first) REQUIRES(engine_lock);
   void unlist_twins(Problem& problem) REQUIRES(engine_lock);
@@ -72,10 +74,10 @@ class Registry {
 
   MemoryLedger& ledger_;
   const std::size_t index_tokens_;
+  Tenants tenants_ GUARDED_BY(engine_lock);
+  std::map<std::string, Tenant*> assigned_ GUARDED_BY(engine_lock);  // by namespace; others belong to the tenant ""
   Namespaces namespaces_ GUARDED_BY(engine_lock);
   NamespaceStats erased_ GUARDED_BY(engine_lock);
-  std::list<Problem*> recency_ GUARDED_BY(engine_lock);
-  std::list<Problem*> twinned_ GUARDED_BY(engine_lock);
   std::uint64_t drops_ GUARDED_BY(engine_lock) = 0;
   std::unordered_map<SessionId, std::unique_ptr<Session>> sessions_ GUARDED_BY(engine_lock);
   SessionId last_session_ GUARDED_BY(engine_lock) = 0;

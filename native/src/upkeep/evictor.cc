@@ -1,5 +1,7 @@
 #include "upkeep/evictor.h"
 
+#include <algorithm>
+
 namespace histospec {
 namespace {
 
@@ -11,25 +13,68 @@ constexpr std::size_t kSlice = Contents::kForgetSlice;
 
 }  // namespace
 
-// Returns true if the budget holds or nothing is left to evict.
+bool Evictor::over() const {
+  if (short_of_memory()) return true;
+  for (const auto& [name, tenant] : contents_.registry.tenants()) {
+    if (tenant.bytes > tenant.most) return true;
+  }
+  return false;
+}
+
+std::size_t Evictor::excess(const Tenant& tenant, bool last) const {
+  std::size_t keeps = tenant.most;
+  if (short_of_memory()) {
+    std::size_t holders = 0;
+    for (const auto& [name, each] : contents_.registry.tenants()) holders += each.bytes > 0;
+    keeps = last ? 0 : std::min(keeps, budget_ / std::max(holders, std::size_t{1}));
+  }
+  return tenant.bytes > keeps ? tenant.bytes - keeps : 0;
+}
+
+Tenant* Evictor::furthest(bool last) {
+  Tenant* found = nullptr;
+  std::size_t largest = 0;
+  for (auto& [name, tenant] : contents_.registry.tenants()) {
+    const std::size_t its_excess = tenant.visited ? 0 : excess(tenant, last);
+    if (its_excess <= largest) continue;
+    largest = its_excess;
+    found = &tenant;
+  }
+  return found;
+}
+
+// Returns true if nothing is over, or nothing is left to evict.
 bool Evictor::evict_some() {
   if (!over() || contents_.ledger.evictable_bytes() <= exhausted_at_) return true;
   exhausted_at_ = 0;
   std::size_t work = 0;
+  for (const bool last : {false, true}) {
+    for (auto& [name, tenant] : contents_.registry.tenants()) tenant.visited = false;
+    while (Tenant* tenant = furthest(last)) {
+      if (!evict_from(*tenant, last, work)) return !over();
+      tenant->visited = true;
+    }
+  }
+  if (over()) exhausted_at_ = contents_.ledger.evictable_bytes();
+  return true;
+}
+
+bool Evictor::evict_from(Tenant& tenant, bool last, std::size_t& work) {
   const auto tired = [&work](std::size_t more) { return (work += more) >= kSlice; };
   // Namespace indexes first: text that problems share is a fallback, and must not evict their own history.
   for (const auto& [name, namespace_] : contents_.registry.namespaces()) {
-    while (over() && namespace_->index.bytes() > budget_ / kNamespacePart && shrink(*namespace_)) {
-      if (tired(kSlice / 4)) return !over();
+    if (&namespace_->tenant != &tenant) continue;
+    while (excess(tenant, last) > 0 && namespace_->index.bytes() > budget_ / kNamespacePart && shrink(*namespace_)) {
+      if (tired(kSlice / 4)) return false;
     }
   }
   // Then twins, which are second copies of responses in the history.
-  while (over() && !contents_.registry.with_twins().empty()) {
-    contents_.end_twins(*contents_.registry.with_twins().front());
-    if (tired(1)) return !over();
+  while (excess(tenant, last) > 0 && !tenant.twinned.empty()) {
+    contents_.end_twins(*tenant.twinned.front());
+    if (tired(1)) return false;
   }
-  auto least_recent = contents_.registry.by_recency().begin();
-  while (over() && least_recent != contents_.registry.by_recency().end()) {
+  auto least_recent = tenant.recency.begin();
+  while (excess(tenant, last) > 0 && least_recent != tenant.recency.end()) {
     Problem& problem = **least_recent++;
     if (problem.live) continue;
     const std::size_t its_work = Contents::work_to_forget(problem);
@@ -40,24 +85,24 @@ bool Evictor::evict_some() {
       namespace_.forget();
       contents_.ledger.update(namespace_);
     }
-    if (tired(its_work)) return !over();
+    if (tired(its_work)) return false;
   }
   // Only problems in use are left, and lose their oldest responses.
-  for (Problem* problem : contents_.registry.by_recency()) {
-    while (over() && !problem->segments->empty()) {
+  for (Problem* problem : tenant.recency) {
+    while (excess(tenant, last) > 0 && !problem->segments->empty()) {
       const Segments& segments = *problem->segments;
       problem->owner->counters.evicted_by_memory += segments[0].extents().size();
       contents_.publish(*problem, segments.without_oldest());
       has_evicted_ = true;
-      if (tired(1)) return !over();
+      if (tired(1)) return false;
     }
   }
   for (const auto& [name, namespace_] : contents_.registry.namespaces()) {
-    while (over() && shrink(*namespace_)) {
-      if (tired(kSlice / 4)) return !over();
+    if (&namespace_->tenant != &tenant) continue;
+    while (excess(tenant, last) > 0 && shrink(*namespace_)) {
+      if (tired(kSlice / 4)) return false;
     }
   }
-  if (over()) exhausted_at_ = contents_.ledger.evictable_bytes();
   return true;
 }
 

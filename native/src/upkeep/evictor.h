@@ -1,6 +1,10 @@
 // The evictor: keeps the engine within its memory budget. It first evicts copies of what the history has: namespace
 // indexes beyond their share, and twins. Then it evicts the least recently used problems, and then the oldest segments
 // of problems in use.
+//
+// Tenants that hold something have equal shares of the budget. While memory is short, the evictor takes from the tenant
+// that is furthest over its share, down to that share. So a tenant alone may fill the budget, and others still get
+// their shares. A tenant that has a limit of its own loses what is beyond it, even if memory is not short.
 #pragma once
 
 #include <atomic>
@@ -25,8 +29,16 @@ class Evictor {
   bool has_evicted() const { return has_evicted_; }
 
  private:
-  bool over() const REQUIRES(engine_lock) { return contents_.ledger.memory_bytes() > budget_; }
+  bool short_of_memory() const REQUIRES(engine_lock) { return contents_.ledger.memory_bytes() > budget_; }
+  // Whether memory is short, or a tenant over its own limit.
+  bool over() const REQUIRES(engine_lock);
+  // How many bytes a tenant has to give. `last`: while memory is short, all of them, and not only those over its share.
+  std::size_t excess(const Tenant& tenant, bool last) const REQUIRES(engine_lock);
+  // The tenant with the largest excess that this pass has not visited; null if there is none.
+  Tenant* furthest(bool last) REQUIRES(engine_lock);
   bool evict_some() REQUIRES(engine_lock);
+  // Evicts from a tenant until it has no excess. Adds its work; returns false if that is enough for one slice.
+  bool evict_from(Tenant& tenant, bool last, std::size_t& work) REQUIRES(engine_lock);
   bool shrink(Namespace& namespace_) REQUIRES(engine_lock);
 
   const std::size_t budget_;

@@ -1,7 +1,7 @@
 // Shows /status and refreshes it. Strings from the server become text, never markup.
 import { Chart } from "./charts.js";
 import { element } from "./elements.js";
-import { gained, held } from "./tables.js";
+import { gained, held, tenants } from "./tables.js";
 import { bytes, count, duration, milliseconds, percent, ratio, timeOfDay } from "./words.js";
 
 const EVERY = 5000; // milliseconds; the server samples as often
@@ -129,6 +129,8 @@ function show(status) {
     ? "None yet: the first session or ingest creates one"
     : more > 0 ? `The ${status.namespaces.length} largest of ${count(status.namespaces_in_all)}` : "Contents of the index";
   for (const table of [gained, held]) table.show(status.namespaces);
+  at("sharing").hidden = !status.tenants.length;
+  tenants.show(status.tenants);
   at("lines").replaceChildren(...status.lines.map(line));
   if (!status.lines.length) at("lines").append(element("li", "quiet", "None since the start"));
   at("main").setAttribute("aria-busy", "false");

@@ -50,6 +50,22 @@ export const gained = new Rows("gained", {
   ],
 });
 
+const ofShare = (format, name) => (tenant) => {
+  const most = tenant[`${name}_share`];
+  return most === null ? format(tenant[name]) : [format(tenant[name]), `of ${format(most)}`];
+};
+
+export const tenants = new Rows("tenants", {
+  head: "Tenant",
+  name: ({ name, refusals }) => [name, ...(refusals ? [element("small", "", `${count(refusals)} requests refused`)] : [])],
+  columns: [
+    ["Memory", ofShare(bytes, "index")],
+    ["Store", ofShare(bytes, "store")],
+    ["Namespaces", ofShare(count, "namespaces")],
+    ["Sessions", ofShare(count, "sessions")],
+  ],
+});
+
 export const held = new Rows("held", {
   head: "Namespace",
   name: ({ name }) => [name],

@@ -9,7 +9,7 @@ chooses the name of a response's field once: after a lost answer, writing the re
 import struct
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
@@ -180,7 +180,7 @@ class RedisStore(Store):
         self._memory.look()
         return self._memory.outage
 
-    def append(self, batch: ResponseBatch) -> "Future[None]":
+    def append(self, batch: ResponseBatch) -> "Future[int]":
         """See Store."""
         return self._writer.submit(_Append(batch), batch.size)
 
@@ -247,8 +247,10 @@ class RedisStore(Store):
                 results.append(error)
         return results
 
-    def _append(self, group: list[Work[_Append]]) -> list[Exception | None]:
-        """Writes batches, and then lists them. Returns an error for each that was not written, None for the others.
+    def _append(self, group: list[Work[_Append]]) -> list[Exception | int]:
+        """Writes batches, and then lists them. Returns an error for each that was not written.
+
+        For the others, returns how many of its responses are too old to keep.
 
         A drop by another shard deletes problems from their lists before it looks whether they are back. So a problem
         that is listed after its write stays listed if it was not deleted.
@@ -263,10 +265,14 @@ class RedisStore(Store):
         if unlisted:
             self._servers.run([("HDEL", work.key, *work.fields) for work in written if work in unlisted])
         kept = {work: size for work, size in zip(works, sizes, strict=True) if work in written and work not in unlisted}
+        gone: Mapping[bytes, set[bytes]] = {}
         with suppress(redis.RedisError):  # the responses are stored, and the next write tries again
-            self._trim(kept)
+            gone = self._trim(kept)
         return [
-            size if isinstance(size, Exception) else unlisted.get(work) for work, size in zip(works, sizes, strict=True)
+            size
+            if isinstance(size, Exception)
+            else unlisted.get(work) or len(gone.get(work.digest, set()).intersection(work.fields))
+            for work, size in zip(works, sizes, strict=True)
         ]
 
     def _put(self, works: Sequence[_Append]) -> list[int | Exception]:
@@ -304,8 +310,8 @@ class RedisStore(Store):
                 self._generations.setdefault(namespace, of_namespace[-1])
         return failed
 
-    def _trim(self, sizes: dict[_Append, Any]) -> None:
-        """Deletes what the problems may no longer keep."""
+    def _trim(self, sizes: dict[_Append, Any]) -> dict[bytes, set[bytes]]:
+        """Deletes what the problems may no longer keep. Returns the fields of these responses by digest."""
         most = self._history_responses + self._slack
         full = {work.digest for work, size in sizes.items() if size > most}
         fresh = {
@@ -315,7 +321,8 @@ class RedisStore(Store):
         }
         if fresh:
             names = self._servers.run([("HKEYS", key) for key in fresh.values()])
-            self._slide(dict(zip(fresh, names, strict=True)))
+            return self._slide(dict(zip(fresh, names, strict=True)))
+        return {}
 
     def _save(self, namespace: bytes, state: bytes) -> None:
         (held,) = self._servers.run([("HGET", GENERATIONS, namespace)])
@@ -325,9 +332,13 @@ class RedisStore(Store):
         named: Command = ("HSETNX", GENERATIONS, namespace, generation())
         self._servers.run([("HSET", estimators_key(namespace), self._shard, state), listed, named], True)
 
-    def _slide(self, fields: dict[bytes, list[bytes]]) -> None:
-        """Keeps only the newest epochs of these problems, by digest, and of these the newest responses."""
+    def _slide(self, fields: dict[bytes, list[bytes]]) -> dict[bytes, set[bytes]]:
+        """Keeps only the newest epochs of these problems, by digest, and of these the newest responses.
+
+        Returns the fields of the others, by digest.
+        """
         deletions: list[Command] = []
+        gone: dict[bytes, set[bytes]] = {}
         for digest, answer in fields.items():
             names = response_names(answer)
             kept = set(sorted({epoch_of(name) for name in names})[-self._history_epochs :])
@@ -337,6 +348,7 @@ class RedisStore(Store):
             if len(stay) > self._history_responses + self._slack:
                 stay = stay[-self._history_responses :]
             if old := names[: len(names) - len(stay)]:  # the names sort by epoch, then arrival
+                gone[digest] = set(old)
                 deletions += [
                     ("HDEL", problem_key(digest), *old[start : start + PAGE]) for start in range(0, len(old), PAGE)
                 ]
@@ -344,6 +356,7 @@ class RedisStore(Store):
             self._epochs.popitem(last=False)
         if deletions:
             self._servers.run(deletions)
+        return gone
 
     def _drop(self, namespace: bytes) -> int:
         self._complete()

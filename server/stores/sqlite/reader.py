@@ -2,6 +2,7 @@
 
 import sqlite3
 from array import array
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -26,6 +27,7 @@ from histospec.server.stores.sqlite.file import FILE_NAME, cut_log
 
 PAGE = 500  # prompts per query
 ROWS = 256  # responses per query
+SIZED_AT_ONCE = 10_000  # rows whose sizes one query adds up
 # The limits of one page of `wanted_first`: problems, and their responses.
 PROBLEMS_AT_ONCE = 64
 RESPONSES_AT_ONCE = 512
@@ -165,6 +167,24 @@ class SQLiteReader(Reader):
         """See Reader."""
         rows = self._read("SELECT CAST(state AS BLOB) FROM estimators WHERE namespace = ?", (namespace,))
         return bytes(rows[0][0]) if rows else None
+
+    def sizes(self) -> dict[str, int]:
+        """See Reader. Reads no arrays, and a page of rows at a time."""
+        found: Counter[str] = Counter()
+        for table, namespace, size in (
+            ("prompts", "namespace", "length(tokens)"),
+            ("responses", "(SELECT namespace FROM prompts WHERE prompts.id = responses.prompt)", SIZE),
+        ):
+            last = 0
+            while page := self._read(
+                f"SELECT CAST(owner AS TEXT), CAST(total(size) AS INTEGER), max(id) FROM (SELECT id, {namespace} AS "
+                f"owner, {size} AS size FROM {table} WHERE id > ? ORDER BY id LIMIT ?) GROUP BY owner",
+                (last, SIZED_AT_ONCE),
+            ):
+                for owner, number, _ in page:
+                    found[owner or ""] += number
+                last = max(row[2] for row in page)
+        return dict(found)
 
     def count(self) -> int:
         """See Reader."""

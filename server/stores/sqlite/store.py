@@ -130,7 +130,7 @@ class SQLiteStore(SQLiteReader, Store):
         """Queues a write of about `size` bytes, which shares a transaction with others that wait."""
         return self._writer.submit(write, size)
 
-    def append(self, batch: ResponseBatch) -> "Future[None]":
+    def append(self, batch: ResponseBatch) -> "Future[int]":
         """See Store."""
         return self.submit(partial(self._appender.append, batch=batch), batch.size)
 

@@ -122,15 +122,22 @@ class Appender:
         self._windows.clear()
         self._newest.clear()
 
-    def append(self, connection: sqlite3.Connection, batch: ResponseBatch) -> "Again | None":
-        """Adds a batch. Deletes old responses first: if the file may not grow, the new ones take their place."""
+    def append(self, connection: sqlite3.Connection, batch: ResponseBatch, too_old: int = 0) -> "Again | int":
+        """Adds a batch. Returns how many of its responses are too old to keep, and `too_old`.
+
+        Deletes old responses first: if the file may not grow, the new ones take their place.
+        """
         if connection.total_changes != self._changes:  # retention or a drop has written
             self.forget()
-        finished = self._append(connection, batch)
+        finished, kept = self._append(connection, batch)
         self._changes = connection.total_changes
-        return None if finished else Again(partial(self.append, batch=ResponseBatch(batch.problem, [])))
+        too_old += len(batch.records) - kept
+        if finished:
+            return too_old
+        return Again(partial(self.append, batch=ResponseBatch(batch.problem, []), too_old=too_old))
 
-    def _append(self, connection: sqlite3.Connection, batch: ResponseBatch) -> bool:
+    def _append(self, connection: sqlite3.Connection, batch: ResponseBatch) -> tuple[bool, int]:
+        """Returns whether all old responses are deleted, and how many of the batch it has added."""
         problem = batch.problem
         key = (problem.namespace, problem.name, digest_of(problem.prompt), problem.prompt)
         row = connection.execute(
@@ -148,7 +155,7 @@ class Appender:
                 prompt = connection.execute(insert, key).lastrowid or 0
             self._insert(connection, problem.namespace, prompt, records)
             window.add(records)
-        return finished
+        return finished, len(records)
 
     def _window(self, connection: sqlite3.Connection, problem: Problem, prompt: int | None) -> Window:
         key = problem.identity

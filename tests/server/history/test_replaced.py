@@ -49,7 +49,7 @@ async def test_a_drop_reaches_the_index_and_the_epochs_of_every_shard(shards: li
     await until(lambda: second[0].epochs.newest("run") == 0)
     await second[0].add(batch(b"bbbb", 1, PROMPT))
     assert indexed(second) == [1]
-    assert [r.epoch for r in await first[0].get(Problem("run", PROMPT), 0, 1 << 20)] == [1]
+    assert [r.epoch for r in await first[0].get(Problem("run", PROMPT), 0, 1 << 20, list)] == [1]
 
 
 async def test_a_rewind_reaches_the_index_and_the_epochs_of_every_shard(shards: list[Shard]) -> None:

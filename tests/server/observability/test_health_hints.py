@@ -31,6 +31,12 @@ CASES = {
     "nothing connected": (Facts(), "info", "Nothing is connected", "HISTOSPEC_ENDPOINT"),
     "opening": (BUSY._replace(waiting={"store": "4 of 9"}), "info", "The store is not open yet", "(store: 4 of 9)"),
     "draining": (BUSY._replace(waiting={"drain": "draining"}), "info", "This shard is draining", "stops when"),
+    "too old": (
+        BUSY._replace(too_old=2, latest_too_old="epoch 3 in namespace run, whose newest epoch is 9"),
+        "warn",
+        "Responses are too old to keep",
+        "2 responses came with an epoch older",
+    ),
     "store errors": (BUSY._replace(store_errors=1), "bad", "The store fails", "1 request failed"),
     "files gone": (
         BUSY._replace(store_trouble="store: the file was deleted"),

@@ -9,9 +9,11 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from histospec.native import SOURCES
+from histospec.native import SOURCES, Engine
 from histospec.server.errors import StoreError
+from histospec.server.history.tenants import Tenants
 from histospec.server.observability.vitals import Vitals
+from histospec.server.security.access import Access
 from histospec.server.settings.config import Config
 from histospec.server.stores.interface import Store
 from histospec.v1 import draft_pb2 as pb
@@ -40,6 +42,7 @@ def test_every_name_of_the_contract_is_there_from_the_start(server: Server, wire
         "sessions": "gauge",
         "rpc_seconds": "histogram",
         "draft_seconds": "histogram",
+        "too_old_responses_total": "counter",
         "store_errors_total": "counter",
         "source_draft_tokens_total": "counter",
         "source_accepted_tokens_total": "counter",
@@ -217,7 +220,7 @@ def test_a_store_that_is_not_open_takes_no_other_metric_away() -> None:
         def __getattr__(self, name: str) -> None:
             raise StoreError("store: it is not open yet")
 
-    vitals = Vitals(Config(), cast(Store, Closed()), None, [], lambda: False)
+    vitals = Vitals(Config(), cast(Store, Closed()), None, [], Tenants(Access(None), Engine(1 << 20)), lambda: False)
     names = {metric.name for metric in vitals.collect()}
     assert {"histospec_ready", "histospec_memory_limit_bytes", "histospec_log_lines_dropped"} <= names
     assert not any("store" in name for name in names)

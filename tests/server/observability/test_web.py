@@ -16,12 +16,14 @@ import pytest
 from histospec.client import DraftClient, Response
 from histospec.native import Engine
 from histospec.server.history.counts import Counts
+from histospec.server.history.tenants import Tenants
 from histospec.server.logs.lines import RecentLines
 from histospec.server.observability.metrics import Metrics
 from histospec.server.observability.overview import Overview
 from histospec.server.observability.runs import MAX_NAMESPACES
 from histospec.server.observability.web import PAGE
 from histospec.server.open_store import open_store
+from histospec.server.security.access import Access
 from histospec.server.settings.addresses import ShardAddress
 from histospec.server.settings.config import Config
 from tests.support.servers import Server, Starter
@@ -104,7 +106,8 @@ def test_a_dropped_namespace_is_in_no_state_that_the_status_keeps(tmp_path: Path
     config = Config(data_dir=tmp_path)
     me = ShardAddress("me", config.listen)
     with ThreadPoolExecutor(1) as aside, closing(open_store(config, "me")) as store:
-        overview = Overview(config, metrics, dict, me, {}, RecentLines(), [], store, lambda _: 4, aside)
+        tenants = Tenants(Access(None), engine)
+        overview = Overview(config, metrics, dict, me, {}, RecentLines(), [], store, lambda _: 4, tenants, aside)
         for name in ("stays", "goes"):
             engine.ingest(name, [1], [[2, 3]])
             for _ in range(5):

@@ -118,7 +118,7 @@ class BlockedStore(SQLiteStore):
         self.submit(lambda connection: self.gate.wait())
         self._overtaking = overtaking
 
-    def append(self, batch: ResponseBatch) -> "Future[None]":
+    def append(self, batch: ResponseBatch) -> "Future[int]":
         overtaking, self._overtaking = self._overtaking, None
         if overtaking is not None:
             super().append(overtaking)

@@ -64,7 +64,8 @@ async def test_a_stream_that_ends_costs_no_other_its_session(tmp_path: Path) -> 
     config = Config(data_dir=tmp_path, memory=MEMORY, namespace_tokens=0)
     engine = Engine(config.memory, namespace_tokens=0)
     async with opened(open_store(config, "shard-0"), engine) as history:
-        metrics, answering = Metrics(engine, history.counts), Answering(Connections())
+        metrics = Metrics(engine, history.counts)
+        answering = Answering(Connections(), metrics)
         service = DraftService(engine, history, metrics, config, Access(None), answering)
         few, many = Call(service), Call(service)
         few.open(range(1))

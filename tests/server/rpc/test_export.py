@@ -140,8 +140,10 @@ def test_a_pattern_that_looks_covered_leads_no_further(
 
 
 @pytest.fixture
-def large(server: Server, wire: Wire) -> Server:
-    """Returns a server that holds 48 MB."""
+def large(start_server: Starter, connect: Connector) -> Server:
+    """Returns a server that stores 48 MB, and whose index is full, so that it does not grow during a test."""
+    server = start_server("--memory", "16MiB")
+    wire = connect(server.endpoint)
     for number in range(96):
         response = pb.Response(tokens=wire.i32([number] * LARGE), logprobs=logprobs(LARGE))
         request = pb.IngestRequest(namespace="run", prompt=wire.i32([number]), responses=[response])
@@ -149,7 +151,8 @@ def large(server: Server, wire: Wire) -> Server:
     return server
 
 
-def test_an_export_that_is_not_read_holds_little(large: Server, wire: Wire) -> None:
+def test_an_export_that_is_not_read_holds_little(large: Server, connect: Connector) -> None:
+    wire = connect(large.endpoint)
     export(wire.stub, "absent")
     peak = Peak(large.pid)
     calls = [begin(wire.stub) for _ in range(MOST)]
@@ -163,7 +166,8 @@ def test_an_export_that_is_not_read_holds_little(large: Server, wire: Wire) -> N
     assert peak.grown() < 24 << 20
 
 
-def test_more_exports_than_a_shard_serves_are_told_to_come_back(large: Server, wire: Wire) -> None:
+def test_more_exports_than_a_shard_serves_are_told_to_come_back(large: Server, connect: Connector) -> None:
+    wire = connect(large.endpoint)
     calls = [begin(wire.stub) for _ in range(MOST)]
     for call in calls:
         next(call)
@@ -180,8 +184,8 @@ def test_more_exports_than_a_shard_serves_are_told_to_come_back(large: Server, w
     assert "rpc failed" not in [entry["event"] for entry in large.log]
 
 
-def test_a_drain_ends_exports(large: Server, wire: Wire) -> None:
-    call = begin(wire.stub)
+def test_a_drain_ends_exports(large: Server, connect: Connector) -> None:
+    call = begin(connect(large.endpoint).stub)
     next(call)
     large.terminate()
     eventually(lambda: any(entry["event"] == "draining" for entry in large.log))

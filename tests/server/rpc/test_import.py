@@ -21,7 +21,7 @@ RECORDS = [
     Record(tokens(5, 6), 0, 0.5, logprobs(2), b"\1\0", -(2**63)),
     Record(tokens(5, 6), 3),
     Record(tokens(5, 6), 3),  # the same response, sampled twice
-    Record(tokens(*range(100)), 2**52, None, b"", b"", 0),
+    Record(tokens(*range(100)), 2**31, None, b"", b"", 0),
 ]
 
 

@@ -6,10 +6,13 @@ from pathlib import Path
 import grpc
 import pytest
 
+from histospec.native import Engine
 from histospec.protocol.names import white_space
 from histospec.server import cli
 from histospec.server.errors import ConfigError, InvalidRequest
 from histospec.server.history.namespaces import Namespaces
+from histospec.server.history.tenants import Tenants
+from histospec.server.security.access import Access
 from histospec.server.settings import options
 from histospec.server.settings.addresses import ShardAddress
 from histospec.server.settings.config import Config
@@ -40,7 +43,7 @@ def test_white_space_is_shown(name: str, wrong: str) -> None:
 
 
 def test_a_name_that_is_stored_stays_until_it_is_dropped() -> None:
-    names = Namespaces(8)
+    names = Namespaces(8, Tenants(Access(None), Engine(1 << 20)))
     names.know(["old "])
     names.admit("old ")
     with pytest.raises(InvalidRequest, match="'new ' begins or ends with white space"):

@@ -6,8 +6,10 @@ from unittest.mock import Mock
 import numpy as np
 
 from histospec.native import Engine
+from histospec.server.history.tenants import Tenants
 from histospec.server.rpc import wire
 from histospec.server.rpc.open_sessions import OpenSessions
+from histospec.server.security.access import Access
 from histospec.server.stores.interface import Problem
 
 SESSIONS = 100  # several slices
@@ -21,7 +23,7 @@ def test_sessions_count_until_the_engine_has_closed_them() -> None:
 
 async def all_are_closed() -> None:
     engine = Engine(namespace_tokens=0)
-    sessions = OpenSessions(engine, Mock())
+    sessions = OpenSessions(engine, Mock(tenants=Tenants(Access(None), engine)))
     for number in range(SESSIONS):
         problem = Problem("run", PROMPT.tobytes())
         await sessions.open(wire.Open(number, problem, PROMPT, NO_TOKENS, None, ""))
@@ -42,7 +44,7 @@ def test_a_client_cannot_choose_the_keys_of_the_table() -> None:
 
 async def keys_are_secret() -> None:
     engine = Engine(namespace_tokens=0)
-    sessions = OpenSessions(engine, Mock())
+    sessions = OpenSessions(engine, Mock(tenants=Tenants(Access(None), engine)))
     chosen = [0, 1, 2**61 - 1, 2**64 - 1]
     for number in chosen:
         await sessions.open(wire.Open(number, Problem("run", PROMPT.tobytes()), PROMPT, NO_TOKENS, None, ""))

@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 import xxhash
 
+from histospec.server.rpc.answers import SHORT_ANSWER
+from histospec.server.rpc.service import STREAMS_EACH
 from histospec.specrl import rollout_cache_pb2 as specrl
 from histospec.specrl import rollout_cache_pb2_grpc as specrl_grpc
 from histospec.v1 import draft_pb2 as pb
@@ -25,6 +27,7 @@ from tests.support.wires import Connector, i32
 MIB = 1 << 20
 SERVICE = "/histospec.v1.DraftService"
 UPDATE = "/specrl.RolloutCacheService/UpdateCache"
+CHECK = "/grpc.health.v1.Health/Check"
 WATCH = "/grpc.health.v1.Health/Watch"
 REFLECTION = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
 ENDED = 60.0  # seconds; detects a hang
@@ -107,14 +110,14 @@ def test_histories_that_are_not_read_take_bounded_memory(
         assert len(pb_grpc.DraftServiceStub(channel).History(large, timeout=ENDED).responses) == 6
 
 
-@pytest.mark.parametrize("method", ["Ingest", "History", "Import", "Draft", "UpdateCache"])
+@pytest.mark.parametrize("method", ["Ingest", "History", "Import", "Draft", "UpdateCache", "Check"])
 def test_requests_that_are_never_whole_take_bounded_memory(
     start_server: Starter, connect: Connector, method: str
 ) -> None:
     """Before, each took all that it had sent: 40 MiB."""
     server = start_server("--memory", "64MiB")
     wire = connect(server.endpoint)
-    path = UPDATE if method == "UpdateCache" else f"{SERVICE}/{method}"
+    path = {"UpdateCache": UPDATE, "Check": CHECK}.get(method, f"{SERVICE}/{method}")
     whole = message(bytes(40 * MIB))
     peak = Peak(server.pid)
     peers = [RawHttp2(server.endpoint) for _ in range(16)]
@@ -129,6 +132,39 @@ def test_requests_that_are_never_whole_take_bounded_memory(
     finally:
         for peer in peers:
             peer.close()
+
+
+def test_a_stream_whose_long_answer_is_not_read_ends(start_server: Starter, connect: Connector) -> None:
+    """Before, each stream kept one answer of up to 8 MiB, for as long as its peer liked."""
+    server = start_server()
+    wire = connect(server.endpoint)
+    wire.ingest([1, 2], [list(range(300))])
+    ids = list(range(1, 101))
+    step = wire.step(ids, [list(range(12))] * len(ids), max_tokens=256, verify_cost=0.0)
+    opens = [wire.open(session, [1, 2]) for session in ids]
+    assert wire.stream().ask(opens=opens, step=step).ByteSize() > SHORT_ANSWER
+    request = pb.DraftRequest(sequence=1, opens=opens, step=step)
+    with closing(RawHttp2(server.endpoint, window=0)) as peer:
+        peer.call(1, f"{SERVICE}/Draft", message(request.SerializeToString()), end=False)
+        eventually(lambda: peer.closed, "a connection that reads nothing stays")
+    eventually(lambda: server.total("histospec_caller_limits_total", limit="unread") > 0)
+
+
+def test_draft_streams_are_bounded(start_server: Starter, connect: Connector) -> None:
+    server = start_server()
+    peers = [RawHttp2(server.endpoint) for _ in range(2)]
+    try:
+        for peer in peers:
+            for number in range(STREAMS_EACH // 2 + 8):
+                peer.call(2 * number + 1, f"{SERVICE}/Draft", None)
+        eventually(lambda: sum(len(peer.ended) for peer in peers) == 16, "too many streams stay open")
+        assert server.total("histospec_streams") == STREAMS_EACH
+        assert server.total("histospec_caller_limits_total", limit="calls") == 16
+    finally:
+        for peer in peers:
+            peer.close()
+    eventually(lambda: server.total("histospec_streams") == 0)
+    connect(server.endpoint).stream().ask(step=pb.Step())
 
 
 def test_rights_are_checked_before_a_request_is_read(start_server: Starter, tmp_path: Path) -> None:

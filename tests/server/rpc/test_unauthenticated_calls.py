@@ -11,9 +11,13 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
+from histospec.native import Engine
+from histospec.server.history.counts import Counts
+from histospec.server.observability.metrics import Metrics
 from histospec.server.rpc.answering import Answering
+from histospec.server.rpc.arrivals import AT_ONCE_CONNECTION, Received
 from histospec.server.rpc.connections import Connections
-from histospec.server.rpc.interceptors import RECEIVED_AT_A_TIME, SHORT_BYTES, WAITING_CALLS, UnauthenticatedCalls
+from histospec.server.rpc.interceptors import PENDING_CALLS, SHORT_BYTES, UnauthenticatedCalls
 from tests.support.servers import Server
 from tests.support.waiting import Latch
 from tests.support.wires import Wire
@@ -56,18 +60,19 @@ def test_long_messages_are_received_by_turns(server: Server, path: str) -> None:
             return grpc.StatusCode.OK
 
         codes = {future.result() for future in [threads.submit(send) for _ in range(CALLS)]}
-    assert codes == {grpc.StatusCode.INVALID_ARGUMENT}
-    assert peak(server) - before < 12 * LONG
+    too_slow = {grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.DEADLINE_EXCEEDED}
+    assert codes - too_slow == {grpc.StatusCode.INVALID_ARGUMENT}
+    assert peak(server) - before < 14 * LONG
 
 
 def test_a_call_that_sends_nothing_gives_its_turn_back(server: Server, wire: Wire) -> None:
     """
-    1. Calls without messages have all turns of this host, and the others wait.
-    2. They get an error after a while, and the next ones have their turn.
+    1. Calls without messages have all places of this connection, and the others wait.
+    2. After a moment, the next ones have their turn. The calls get an error after a while.
     """
     silent = wire.channel.stream_stream("/grpc.health.v1.Health/Check", None, None)
     over = Latch()
-    calls = [silent(nothing(over), timeout=300) for _ in range(RECEIVED_AT_A_TIME)]
+    calls = [silent(nothing(over), timeout=300) for _ in range(AT_ONCE_CONNECTION)]
     try:
         health = health_pb2_grpc.HealthStub(wire.channel)
         assert health.Check(health_pb2.HealthCheckRequest(), timeout=100).status == SERVING
@@ -79,8 +84,8 @@ def test_a_call_that_sends_nothing_gives_its_turn_back(server: Server, wire: Wir
 class Silent:
     """A call whose message arrives when the test says so."""
 
-    def __init__(self, host: str) -> None:
-        self._peer = f"ipv4:{host}:50000"
+    def __init__(self, peer: str) -> None:
+        self._peer = f"ipv4:{peer}"
         self.message: asyncio.Future[object] = asyncio.get_running_loop().create_future()
         self.received = False
         self.answer = b""
@@ -96,23 +101,24 @@ class Silent:
         return await self.message
 
 
-def test_each_host_has_its_own_turns() -> None:
-    """A call is received only when an earlier one of its host has its message."""
+def test_each_connection_has_its_own_turns() -> None:
+    """A call is received only when an earlier one of its connection has its message."""
 
     async def answer(request: object, _: Any) -> object:
         return request
 
     async def run() -> None:
         handler: Any = grpc.unary_unary_rpc_method_handler(answer, bytes, bytes)
-        serve: Any = UnauthenticatedCalls(Answering(Connections())).serve(handler).stream_stream
-        mine = [Silent("10.0.0.1") for _ in range(RECEIVED_AT_A_TIME + 1)]
-        other = Silent("10.0.0.2")
+        metrics = Metrics(Engine(namespace_tokens=0), Counts())
+        serve: Any = UnauthenticatedCalls(Answering(Connections(), metrics), metrics).serve(handler).stream_stream
+        mine = [Silent("10.0.0.1:50000") for _ in range(AT_ONCE_CONNECTION + 1)]
+        other = Silent("10.0.0.1:50001")
         served = [asyncio.ensure_future(serve(None, call)) for call in (*mine, other)]
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        assert [call.received for call in (*mine, other)] == [True] * RECEIVED_AT_A_TIME + [False, True]
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert [call.received for call in (*mine, other)] == [True] * AT_ONCE_CONNECTION + [False, True]
         for call in (*mine, other):
-            call.message.set_result(b"a message")
+            call.message.set_result(Received(b"a message", 9))
         await asyncio.gather(*served)
         assert [call.answer for call in (*mine, other)] == [b"a message"] * len(served)
         assert mine[-1].received
@@ -123,8 +129,8 @@ def test_each_host_has_its_own_turns() -> None:
 def test_a_host_that_has_too_many_calls_waiting_is_refused(server: Server, wire: Wire) -> None:
     silent = wire.channel.stream_stream("/grpc.health.v1.Health/Check", None, None)
     over = Latch()
-    calls = [silent(nothing(over), timeout=300) for _ in range(2 * WAITING_CALLS)]
-    refused = sum(call.code() == grpc.StatusCode.RESOURCE_EXHAUSTED for call in calls[WAITING_CALLS:])
+    calls = [silent(nothing(over), timeout=300) for _ in range(2 * PENDING_CALLS)]
+    refused = sum(call.code() == grpc.StatusCode.RESOURCE_EXHAUSTED for call in calls[PENDING_CALLS:])
     over.set()
     assert refused > 0
     told = {grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.INVALID_ARGUMENT}

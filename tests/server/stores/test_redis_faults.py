@@ -212,7 +212,7 @@ def test_a_bad_key_fails_only_its_own_response(redis_server: RedisProcess, open_
     redis_server.client.set(keys.problems_key(b"run", keys.digest_of(unlisted)), "not ours")
     first = store.append(batch(b"1st.", prompt=PROMPTS[2]))
     eventually(lambda: sent, "nothing is written")
-    waiting: list[Future[None]] = [store.append(batch(b"next", prompt=prompt)) for prompt in PROMPTS]
+    waiting: list[Future[int]] = [store.append(batch(b"next", prompt=prompt)) for prompt in PROMPTS]
     gate.set()
     first.result()
     with pytest.raises(StoreError, match="is no hash, so another program wrote to it; delete it"):

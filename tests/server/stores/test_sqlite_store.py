@@ -230,3 +230,15 @@ def test_the_files_settings_are_the_durable_ones(open_store: Callable[..., SQLit
         lambda c: [c.execute(f"PRAGMA {name}").fetchone()[0] for name in ("journal_mode", "synchronous")]
     )
     assert settings.result() == ["wal", 2]
+
+
+def test_sizes_are_those_of_prompts_and_responses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sqlite_reader, "SIZED_AT_ONCE", 3)
+    store = SQLiteStore(tmp_path, 8)
+    assert store.sizes() == {}
+    for number in range(10):
+        put(store, bytes(4 * number), 1, prompt=bytes([number] * 8), namespace=f"run-{number % 2}")
+    assert store.sizes() == {f"run-{odd}": 5 * 8 + sum(4 * n for n in range(odd, 10, 2)) for odd in (0, 1)}
+    store.drop("run-0").result()
+    assert store.sizes() == {"run-1": 5 * 8 + sum(4 * n for n in range(1, 10, 2))}
+    store.close()

@@ -258,3 +258,18 @@ def test_without_retention_what_had_one_stays(open_store: Callable[..., Any]) ->
     put(store, b"bbbb")
     time.sleep(6)  # longer than its retention
     assert [r.tokens for r in store.history(Problem("run", b"prompt.."))] == [b"aaaa", b"bbbb"]
+
+
+def test_the_answer_counts_responses_too_old_to_keep(open_store: Callable[..., Any]) -> None:
+    """Each batch is answered for itself, also if one transaction or round trip stores several."""
+    store = open_store(history_epochs=2, history_responses=8)
+    waiting = [store.append(batch(b"aaaa", epoch)) for epoch in (5, 6, 3, 7, 5)]
+    assert [done.result() for done in waiting][1:4] == [0, 1, 0]
+    problem = Problem("run", b"prompt..")
+    for epoch, too_old in ((4, 2), (6, 0), (7, 0)):
+        records = [Record(b"old ", epoch)] * 2
+        assert store.append(ResponseBatch(problem, records)).result() == too_old
+    assert {record.epoch for record in store.history(problem)} == {6, 7}
+    assert store.append(ResponseBatch(problem, [Record(b"many", 7)] * 8)).result() == 0
+    assert store.append(batch(b"old ", 6)).result() in (0, 1)  # Redis may keep an eighth more
+    assert store.append(batch(b"more", 5)).result() == 1

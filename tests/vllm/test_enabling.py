@@ -1,0 +1,113 @@
+"""HISTOSPEC_ENABLE=1 and nothing else: real vLLM drafts, in whatever way a program starts it.
+
+Each program is a process of its own, which loads the plug-in only as vLLM does.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from histospec.client import DraftClient
+from histospec.client.vllm.settings import PROPOSER, SCHEDULER
+from tests.support.clients import texts
+from tests.support.ports import free_port
+from tests.support.servers import Server
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
+
+DRAFTS = {"method": "custom_class", "model": PROPOSER, "tokens": 16, "scheduler": SCHEDULER, "asynchronous": False}
+OTHER = "vllm.v1.core.sched.scheduler.Scheduler"
+NGRAM = {"method": "ngram", "num_speculative_tokens": 3}
+
+
+@pytest.fixture
+def arguments(tiny_model: str) -> dict[str, Any]:
+    """vLLM's arguments, without any of HistoSpec."""
+    return {
+        "model": tiny_model, "skip_tokenizer_init": True, "dtype": "float32", "enforce_eager": True, "seed": 0,
+        "max_model_len": 512, "max_num_seqs": 16, "kv_cache_memory_bytes": 64 << 20, "disable_log_stats": False,
+    }  # fmt: skip
+
+
+@pytest.fixture
+def run(namespace: str, tmp_path: Path) -> Callable[..., Any]:
+    """run(what, arguments, ..., VARIABLE=value) -> what enabled_engine.py wrote, and its log."""
+
+    def ran(what: str, *given: Any, **variables: str) -> Any:
+        program = [sys.executable, str(Path(__file__).parent / "enabled_engine.py"), what, str(tmp_path / "found")]
+        settings = {"HISTOSPEC_NAMESPACE": namespace, "HISTOSPEC_DEADLINE": "5", "HISTOSPEC_VERIFY_COST": "0.05"}
+        done = subprocess.run(
+            [*program, *map(json.dumps, given)], env=os.environ | settings | {"VLLM_LOGGING_LEVEL": "INFO"} | variables,
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        log = done.stdout + done.stderr
+        assert done.returncode == 0, log[-6000:]
+        return json.loads((tmp_path / "found").read_text()), log
+
+    return ran
+
+
+@pytest.mark.parametrize("way", ["own_process", "external_launcher"])
+def test_an_engine_drafts(
+    run: Callable[..., Any],
+    arguments: dict[str, Any],
+    server: Server,
+    prompts: list[list[int]],
+    expected: list[list[list[int]]],
+    make_client: Callable[[str], DraftClient],
+    way: str,
+) -> None:
+    """`external_launcher` is how TRL starts vLLM, in its own process."""
+    variables = {"HISTOSPEC_ENABLE": "1", "HISTOSPEC_ENDPOINT": server.endpoint, "VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
+    if way == "external_launcher":
+        arguments["distributed_executor_backend"] = way
+        variables |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
+        variables |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+        variables["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    found, log = run("generate", arguments, prompts, **variables)
+    assert found["settings"] == DRAFTS
+    assert found["responses"] == [expected] * 2
+    assert found["accepted"] > 0
+    client = make_client(server.endpoint)
+    for prompt, group in zip(prompts, expected, strict=True):
+        assert texts(client.history(prompt)) == group * 2
+    assert log.count("HISTOSPEC_ENABLE is 1: speculative_config is {'method': 'custom_class'") == 1
+
+
+def test_without_the_variable_nothing_changes(run: Callable[..., Any], arguments: dict[str, Any], nowhere: str) -> None:
+    (found,), _ = run("configure", [arguments], HISTOSPEC_ENDPOINT=nowhere)
+    assert (found["settings"]["method"], found["settings"]["scheduler"], found["lines"]) == (None, None, [])
+
+
+def test_the_users_own_settings_win(run: Callable[..., Any], arguments: dict[str, Any], nowhere: str) -> None:
+    cases: list[tuple[dict[str, Any], tuple[Any, Any, Any], str]] = [
+        ({}, ("custom_class", 16, SCHEDULER), "speculative_config is {"),
+        ({"speculative_config": NGRAM}, ("ngram", 3, None), f"speculative_config is set and wins: {NGRAM}"),
+        ({"scheduler_cls": OTHER}, (None, None, OTHER), f"scheduler_cls is set and wins: {OTHER}"),
+        ({"async_scheduling": True}, (None, None, None), "async_scheduling is true"),
+        (
+            {"pipeline_parallel_size": 2, "distributed_executor_backend": "mp"},
+            (None, None, None),
+            "pipeline_parallel_size is more than 1",
+        ),
+    ]
+    given = [arguments | own for own, _, _ in cases]
+    found, _ = run("configure", given, HISTOSPEC_ENABLE="1", HISTOSPEC_ENDPOINT=nowhere)
+    for (_, settings, said), engine in zip(cases, found, strict=True):
+        assert tuple(engine["settings"][name] for name in ("method", "tokens", "scheduler")) == settings
+        (line,) = engine["lines"]
+        assert said in line
+
+
+def test_a_missing_endpoint_is_said_before_the_model_is_loaded(
+    run: Callable[..., Any], arguments: dict[str, Any]
+) -> None:
+    (found,), _ = run("configure", [arguments], HISTOSPEC_ENABLE="1", HISTOSPEC_ENDPOINT="")
+    assert found["error"].startswith("HISTOSPEC_ENABLE is 1, but endpoint: ")
+    assert found["error"].endswith("or set HISTOSPEC_ENDPOINT")
