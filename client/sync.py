@@ -258,8 +258,8 @@ class DraftClient:
             seeds: None, or for each response its sampling seed (int64) or None.
 
         Returns:
-            For each response, whether the server has stored it. After a lost answer it may be stored although this is
-                False.
+            For each response, whether the server has stored it. False if its epoch is too old to be kept, see `ingest`.
+                After a lost answer it may be stored although this is False.
 
         Raises:
             ValueError: an argument is malformed; nothing was sent.

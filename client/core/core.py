@@ -469,9 +469,11 @@ class Core:
         )
 
     @_locked
-    def lose(self, shard: Shard, responses: int, tokens: int, reason: str) -> None:
-        """Logs, at most once a minute, that responses outside sessions are not stored at a shard."""
+    def lose(self, shard: Shard, responses: int, tokens: int, reason: str, away: bool) -> None:
+        """Logs, at most once a minute, that a shard did not store responses without sessions, perhaps as it is away."""
         self._commits.losses.note(shard.name, tokens, reason, responses)
+        if away:
+            shard.contact.mark_logged()
 
     @_locked
     def report_end(self) -> None:

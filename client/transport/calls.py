@@ -129,7 +129,8 @@ def ingest_calls(core: Core, request: pb.IngestRequest) -> list[Call[int]]:
     shard = core.shard_of(request.prompt, request.problem)
     record = None if core.recorder is None else partial(_record, core.recorder)
     read = partial(_read_ingest, core, shard)
-    return Call("Ingest", shard, request, core.config.timeouts.ingest, read, record).cut(core.config.limits)
+    timeout = core.config.timeouts.ingest
+    return Call("Ingest", shard, request, timeout, read, record, join=sum).cut(core.config.limits)
 
 
 def _read_ingest(core: Core, shard: Shard, request: pb.IngestRequest, answer: pb.IngestResponse) -> int:

@@ -183,8 +183,8 @@ class BlockingConnections(_Connections):
 
         def one(group: Group) -> None:
             try:
-                for call in self._keeper.calls(batch, group):
-                    self.one(call)
+                stored = sum(self.one(call) for call in self._keeper.calls(batch, group))
+                self._keeper.keep(batch, group, stored)
             except Exception as error:
                 self._keeper.lose(batch, group, error)
 
@@ -341,8 +341,8 @@ class LoopConnections(_Connections):
         async def one(group: Group) -> None:
             async with gate:
                 try:
-                    for call in self._keeper.calls(batch, group):
-                        await self.one(call)
+                    stored = sum([await self.one(call) for call in self._keeper.calls(batch, group)])
+                    self._keeper.keep(batch, group, stored)
                 except Exception as error:
                     self._keeper.lose(batch, group, error)
 

@@ -74,8 +74,12 @@ class Keeper:
                 raise Unavailable(f"{call.what}: no time is left for it")
             yield replace(call, timeout=left)
             self._hung.pop(call.shard, None)
-        for row in group.rows:
-            batch.stored[row] = True
+
+    def keep(self, batch: Batch, group: Group, stored: int) -> None:
+        """Notes how many responses of a group the server has stored; fewer, if some are too old to be kept."""
+        if stored == len(group.rows):
+            for row in group.rows:
+                batch.stored[row] = True
 
     def lose(self, batch: Batch, group: Group, error: Exception) -> None:
         """Notes that a group is not stored, or not all of it."""
@@ -91,7 +95,7 @@ class Keeper:
         for shard, lost in batch.lost.items():
             groups = [group for group, _ in lost]
             responses, tokens = sum(len(g.rows) for g in groups), sum(g.tokens for g in groups)
-            self._core.lose(shard, responses, tokens, lost[0][1])
+            self._core.lose(shard, responses, tokens, lost[0][1], shard in batch.away)
 
 
 def batch(

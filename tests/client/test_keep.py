@@ -130,6 +130,13 @@ def test_what_the_program_did_wrong_is_an_error(face: Any) -> None:
             face(NOWHERE, HASTY, BATCH | change)
 
 
+@faces
+def test_a_response_that_is_too_old_is_not_stored(face: Any, start_server: Starter) -> None:
+    server = start_server("--history-epochs", "2")
+    batches = [{"prompts": [[1]] * 2, "responses": [[5], [6]], "epoch": epoch} for epoch in ([8, 8], [9, 9], [7, 9])]
+    assert face(server.endpoint, PATIENT, *batches) == [[True, True], [True, True], [False, True]]
+
+
 def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [r.getMessage() for r in caplog.records if r.name == "histospec.client" and "dropped" in r.getMessage()]
 
