@@ -7,11 +7,14 @@ import math
 import time
 from typing import Any
 
-from histospec.client import AsyncDraftClient, HistoSpecError, Response
+from histospec.client import AsyncDraftClient, HistoSpecError, Response, Timeouts
 
 logger = logging.getLogger("histospec.verl")
 
 QUIET_SECONDS = 60.0  # between two reports of one kind of failure
+
+PATIENCE = 60.0
+"""Seconds for a store that is slow or away: no rollout waits for it."""
 
 _going: set[asyncio.Task[None]] = set()
 _reported: dict[str, float] = {}
@@ -24,7 +27,7 @@ def client() -> AsyncDraftClient:
     Raises:
         ConfigurationError: HISTOSPEC_ENDPOINT or another setting is missing or malformed.
     """
-    return AsyncDraftClient()
+    return AsyncDraftClient(timeouts=Timeouts(keep=PATIENCE))
 
 
 def keep(output: Any, problem: str, seed: int | None) -> None:
@@ -39,13 +42,13 @@ def keep(output: Any, problem: str, seed: int | None) -> None:
         return
     response = Response(
         output.response_ids,
-        logprobs=output.response_logprobs or None,
+        logprobs=output.response_logprobs,
         reward=output.reward_score,
         generated=[bool(wrote) for wrote in output.response_mask],
         seed=seed,
     )
     task = asyncio.get_running_loop().create_task(
-        _ingest(output.prompt_ids, response, output.extra_fields.get("max_global_steps"), problem)
+        _keep(output.prompt_ids, response, output.extra_fields.get("max_global_steps"), problem)
     )
     _going.add(task)  # the loop itself holds tasks only weakly
     task.add_done_callback(_going.discard)
@@ -59,8 +62,8 @@ def report(what: str, error: Exception) -> None:
         logger.warning("HistoSpec %s: %s", what, error)
 
 
-async def _ingest(prompt: list[int], response: Response, epoch: int | None, problem: str) -> None:
+async def _keep(prompt: list[int], response: Response, epoch: int | None, problem: str) -> None:
     try:
-        await client().ingest(prompt, [response], epoch, problem)
+        await client().keep([prompt], [response], epoch=epoch, problems=[problem])
     except (HistoSpecError, ValueError) as error:
         report("loses rollouts", error)
