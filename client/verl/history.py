@@ -7,14 +7,11 @@ import math
 import time
 from typing import Any
 
-from histospec.client import AsyncDraftClient, HistoSpecError, Response, Timeouts
+from histospec.client import AsyncDraftClient, HistoSpecError, Response, arguments
 
 logger = logging.getLogger("histospec.verl")
 
 QUIET_SECONDS = 60.0  # between two reports of one kind of failure
-
-PATIENCE = 60.0
-"""Seconds for a store that is slow or away: no rollout waits for it."""
 
 _going: set[asyncio.Task[None]] = set()
 _reported: dict[str, float] = {}
@@ -27,7 +24,7 @@ def client() -> AsyncDraftClient:
     Raises:
         ConfigurationError: HISTOSPEC_ENDPOINT or another setting is missing or malformed.
     """
-    return AsyncDraftClient(timeouts=Timeouts(keep=PATIENCE))
+    return AsyncDraftClient()
 
 
 def keep(output: Any, problem: str, seed: int | None) -> None:
@@ -42,13 +39,13 @@ def keep(output: Any, problem: str, seed: int | None) -> None:
         return
     response = Response(
         output.response_ids,
-        logprobs=output.response_logprobs,
-        reward=output.reward_score,
+        logprobs=output.response_logprobs or None,
+        reward=arguments.known_reward("reward_score", output.reward_score),
         generated=[bool(wrote) for wrote in output.response_mask],
         seed=seed,
     )
     task = asyncio.get_running_loop().create_task(
-        _keep(output.prompt_ids, response, output.extra_fields.get("max_global_steps"), problem)
+        _ingest(output.prompt_ids, response, output.extra_fields.get("max_global_steps"), problem)
     )
     _going.add(task)  # the loop itself holds tasks only weakly
     task.add_done_callback(_going.discard)
@@ -62,8 +59,8 @@ def report(what: str, error: Exception) -> None:
         logger.warning("HistoSpec %s: %s", what, error)
 
 
-async def _keep(prompt: list[int], response: Response, epoch: int | None, problem: str) -> None:
+async def _ingest(prompt: list[int], response: Response, epoch: int | None, problem: str) -> None:
     try:
-        await client().keep([prompt], [response], epoch=epoch, problems=[problem])
+        await client().ingest(prompt, [response], epoch, problem)
     except (HistoSpecError, ValueError) as error:
         report("loses rollouts", error)
