@@ -240,7 +240,7 @@ def known_reward(name: str, value: Any) -> float | None:
     if isinstance(value, numbers.Number) or getattr(value, "ndim", None) == 0:
         with contextlib.suppress(TypeError, ValueError):
             try:
-                total = float(value)  # type: ignore[arg-type]  # complex raises
+                total = float(value)  # complex raises
             except OverflowError:
                 total = math.inf
             return total if abs(total) <= LARGEST else None

@@ -130,7 +130,7 @@ def ingest_calls(core: Core, request: pb.IngestRequest) -> list[Call[int]]:
     record = None if core.recorder is None else partial(_record, core.recorder)
     read = partial(_read_ingest, core, shard)
     timeout = core.config.timeouts.ingest
-    return Call("Ingest", shard, request, timeout, read, record, join=sum).cut(core.config.limits)
+    return Call("Ingest", shard, request, timeout, read, record, join=_total).cut(core.config.limits)
 
 
 def _read_ingest(core: Core, shard: Shard, request: pb.IngestRequest, answer: pb.IngestResponse) -> int:
@@ -300,6 +300,10 @@ def _quantiles(quantiles: Sequence[float] | None) -> list[float]:
     asked: Sequence[float] = () if quantiles is None else quantiles
     arguments.listed("quantiles", asked, arguments.QUANTILES)
     return [arguments.number(f"quantiles[{i}]", quantile, 0, 1) for i, quantile in enumerate(asked)]
+
+
+def _total(parts: list[int]) -> int:
+    return sum(parts)
 
 
 def _joined(parts: list[list[T]]) -> list[T]:

@@ -109,6 +109,10 @@ class _Connections:
             code, details = reported.code(), reported.details() or ""
         self._core.unreachable(shard, code, details)
 
+    def at_exit(self) -> None:
+        """Sends finished responses when the process ends, and logs which are lost."""
+        raise NotImplementedError
+
     def _report(self) -> None:
         """Logs which responses are lost, because the client ends. May be called again."""
         with self._lock:  # a thread may end a client that was dropped while the process ends
