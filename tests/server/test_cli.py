@@ -208,6 +208,6 @@ def test_status_explains_a_wrong_port_as_the_doctor_does(start_server: Starter, 
     ):
         told = histospec("status", *words, "--timeout", "20")
         assert told.returncode == 1
-        assert told.stderr.startswith(f"histospec status: {words[0]} cannot be reached: {reason}")
-        assert told.stderr.count("\n") == 1
+        *_, last = told.stderr.splitlines()  # gRPC may log a line of its own before
+        assert last.startswith(f"histospec status: {words[0]} cannot be reached: {reason}")
     assert histospec("status", guarded.endpoint, *authority, "--http", guarded.http).returncode == 0
