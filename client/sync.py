@@ -124,6 +124,14 @@ class DraftClient:
             self._core.take_back(sessions)
             raise
 
+    @same_as(Core.continues)
+    def continues(self, *args: Any, **kwargs: Any) -> bool:
+        """Returns whether `prompt` continues a response, of a problem without an explicit id, that this client aborted.
+
+        Raises ValueError if it is malformed.
+        """
+        return self._core.continues(*args, **kwargs)
+
     @same_as(Core.send)
     def step(self, *args: Any, **kwargs: Any) -> list[Draft]:
         """Reports the new tokens of each session, and returns a draft for each within the deadline.

@@ -257,6 +257,11 @@ class Core:
             shard.open(session)
 
     @_locked
+    def continues(self, prompt: Tokens) -> bool:
+        """See `DraftClient.continues`."""
+        return self._aborted.find("", arguments.token_bytes("prompt", prompt, empty=False)) is not None
+
+    @_locked
     def take_back(self, sessions: Sequence[Session]) -> None:
         """Closes sessions whose `begin` an interrupt has ended: no caller knows them."""
         self._end(sessions, ())

@@ -6,7 +6,7 @@ include the waits for drafts.
 
 import math
 import statistics
-from collections import deque
+from collections import Counter, deque
 
 from histospec.protocol.costs import speedup
 
@@ -20,12 +20,18 @@ class MinuteReport:
     def __init__(self) -> None:
         self._since: float | None = None  # start of the minute, on the monotonic clock
         self._waits: deque[float] = deque(maxlen=WAITS)
+        self._left_out: Counter[str] = Counter()  # requests without a session, by what they do
         self._clear()
 
     def _clear(self) -> None:
         self._seconds = 0.0
         self._steps = self._generated = self._drafted = self._asked = self._answered = 0
         self._waits.clear()
+        self._left_out.clear()
+
+    def left_out(self, why: str) -> None:
+        """Counts a request without a session. `why`: what such requests do, in words that end a line of the log."""
+        self._left_out[why] += 1
 
     def stepped(self, seconds: float, sampled: list[list[int]], drafted: int) -> None:
         """Counts a step of the engine.
@@ -89,6 +95,9 @@ class MinuteReport:
             late = waits[math.ceil(0.99 * len(waits)) - 1]
             parts.append(f"waited for drafts {statistics.fmean(waits):.1f} ms per step (p99 {late:.1f} ms)")
         parts.append(f"estimated speed-up {speedup(generated, steps, drafted, verify_cost):.2f}")
+        if self._left_out:
+            kinds = ", ".join(f"{number} {why}" for why, number in self._left_out.items())
+            parts.append(f"without a session: {kinds}")
         line = f"HistoSpec: in {self._seconds:.0f} s of generating {', '.join(parts)}"
         self._clear()
         return line

@@ -39,7 +39,7 @@ from histospec.client.vllm.interface import (
     Scheduler,
     SchedulerOutput,
 )
-from histospec.client.vllm.options import RequestOptions, read_options
+from histospec.client.vllm.options import ONE_TOKEN, RequestOptions, read_options, why_no_rollout
 from histospec.client.vllm.patches import weight_versions
 from histospec.client.vllm.reporting import MinuteReport
 from histospec.client.vllm.sessions import RequestSessions
@@ -233,17 +233,22 @@ class HistoSpecScheduler(Scheduler):
                 self._sessions.keep(request_id, request.num_output_tokens, step)
 
     def _open(self, request: Request) -> None:
-        """Opens a session for a request that generates text from tokens; other requests get none."""
+        """Opens a session for a request that generates a response from tokens; other requests get none."""
         parameters = request.sampling_params
         embedded = request.prompt_token_ids is None or getattr(request, "prompt_is_token_ids", None) is not None
-        if parameters is None or embedded or request.resumable:
+        if parameters is None or embedded or request.resumable or not request.prompt_token_ids:
             return
-        prompt = request.prompt_token_ids or ()
+        prompt = request.prompt_token_ids
         options = read_options(parameters.extra_args, len(prompt))
-        if options.enabled and prompt:
-            if self._seeds is not None:
-                options = options._replace(seed=self._seeds.give(request, options, self._epoch(options)))
-            self._sessions.begin(request.request_id, prompt, options)
+        why = why_no_rollout(parameters, options)
+        if why == ONE_TOKEN and self._sessions.client.continues(prompt):
+            why = ""  # the last token of a response that was aborted
+        if why:
+            self._minute.left_out(why)
+            return
+        if self._seeds is not None:
+            options = options._replace(seed=self._seeds.give(request, options, self._epoch(options)))
+        self._sessions.begin(request.request_id, prompt, options)
 
     def _epoch(self, options: RequestOptions) -> int:
         """Returns the version of the policy that will sample a request, as far as known; seeds change with it."""

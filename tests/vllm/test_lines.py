@@ -288,6 +288,21 @@ def test_a_trial_of_less_than_a_minute_shows_its_gain(
     assert re.match(r"INFO HistoSpec: in \d+ s of generating \S+ tokens per step of a request, ", engine.said[-1])
 
 
+@pytest.mark.usefixtures("short_minutes")
+def test_the_line_counts_requests_without_a_session(
+    engine: Engine, server: Server, namespace: str, prompts: list[list[int]]
+) -> None:
+    engine.start(server.endpoint, namespace)
+
+    def said() -> bool:
+        engine.do(generate=prompts[:3], max_tokens=1, prompt_logprobs=0)
+        engine.do(generate=prompts[:2], max_tokens=1)
+        counted = re.compile(r"without a session: \d+ score their prompt, \d+ ask for one token$")
+        return any(map(counted.search, engine.said))
+
+    eventually(said)
+
+
 @pytest.mark.parametrize("option", [{"min_p": 0.1, "temperature": 1}, {"logit_bias": {"1": 2.0}}])
 def test_what_vllm_refuses_with_speculation(
     engine: Engine, server: Server, namespace: str, prompts: list[list[int]], option: dict[str, Any]
