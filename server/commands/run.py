@@ -44,7 +44,7 @@ def main(argv: Sequence[str]) -> int:
         Config,
         "histospec run",
         "Run COMMAND with a draft server beside it, which drains when COMMAND ends. COMMAND gets HISTOSPEC_ENDPOINT, "
-        "and HISTOSPEC_TOKEN unless the options say who may call. The server listens on a free port of every interface, "
+        "and HISTOSPEC_TOKEN unless the options say who may call. The server listens at a free port of all interfaces, "
         "unless --listen or HISTOSPEC_LISTEN is given.",
     )
     parser.usage = "histospec run [OPTIONS] -- COMMAND [ARGUMENTS]"
