@@ -1,6 +1,7 @@
 """The examples in a real control plane, beside a release of the chart: `make test-cluster`."""
 
 import copy
+from pathlib import Path
 
 import pytest
 import yaml
@@ -62,14 +63,30 @@ def test_the_api_server_takes_the_other_examples(release: Release) -> None:
         release.api.try_out(manifest, NAMESPACE)
 
 
+def define(release: Release, path: Path, served: str) -> None:
+    """Creates the definition of an operator's object. Returns once the API server serves `served`."""
+    if not path.exists():
+        pytest.skip(f"needs {path.relative_to(ROOT)}, see scripts/install-control-plane")
+    definition = yaml.load(path.read_text(), Loader=yaml.CSafeLoader)
+    release.api.call("POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", definition)
+    eventually(lambda: release.api.exists(served), f"{served} is not served")
+
+
+def test_kueue_s_definitions_take_the_queue(release: Release) -> None:
+    served = "/apis/kueue.x-k8s.io/v1beta2"
+    for plural in ("resourceflavors", "clusterqueues"):
+        define(release, PLANE / f"kueue.x-k8s.io_{plural}.yaml", f"{served}/{plural}")
+    define(release, PLANE / "kueue.x-k8s.io_localqueues.yaml", f"{served}/namespaces/{NAMESPACE}/localqueues")
+    manifests = example("kueue.yaml")
+    for manifest in manifests:
+        release.api.try_out(manifest, NAMESPACE)
+    one(manifests, "ClusterQueue")["spec"]["quotas"] = []
+    with pytest.raises(Refused, match=r"unknown field .*quotas"):
+        release.api.try_out(one(manifests, "ClusterQueue"), NAMESPACE)
+
+
 def test_kuberay_s_definition_takes_the_job(release: Release) -> None:
-    if not RAY_JOB.exists():
-        pytest.skip(f"needs {RAY_JOB.relative_to(ROOT)}, see scripts/install-control-plane")
-    definition = yaml.load(RAY_JOB.read_text(), Loader=yaml.CSafeLoader)
-    definitions = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
-    release.api.call("POST", definitions, definition)
-    served = ("/apis/ray.io/v1", RAY_JOBS)
-    eventually(lambda: all(release.api.exists(path) for path in served), "RayJob is not served")
+    define(release, RAY_JOB, RAY_JOBS)
     (job,) = example("verl-rayjob.yaml")
     release.api.try_out(job, NAMESPACE)
     apply(release, job)
