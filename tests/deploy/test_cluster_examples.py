@@ -16,7 +16,7 @@ from tests.support.waiting import eventually
 
 RAY_JOB = PLANE / "ray.io_rayjobs.yaml"
 """KubeRay's definition of RayJob, as scripts/install-control-plane downloads it."""
-RAY_JOBS = f"/apis/ray.io/v1/namespaces/{NAMESPACE}/rayjobs"
+RAY, RAY_JOBS = "/apis/ray.io/v1", f"namespaces/{NAMESPACE}/rayjobs"
 
 pytestmark = asked_for
 
@@ -63,20 +63,20 @@ def test_the_api_server_takes_the_other_examples(release: Release) -> None:
         release.api.try_out(manifest, NAMESPACE)
 
 
-def define(release: Release, path: Path, served: str) -> None:
-    """Creates the definition of an operator's object. Returns once the API server serves `served`."""
+def define(release: Release, path: Path, root: str, objects: str) -> None:
+    """Creates the definition of an operator's object. Returns once the API server serves the group and the objects."""
     if not path.exists():
         pytest.skip(f"needs {path.relative_to(ROOT)}, see scripts/install-control-plane")
     definition = yaml.load(path.read_text(), Loader=yaml.CSafeLoader)
     release.api.call("POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", definition)
-    eventually(lambda: release.api.exists(served), f"{served} is not served")
+    served = (root, f"{root}/{objects}")
+    eventually(lambda: all(release.api.exists(path) for path in served), f"{objects} are not served")
 
 
 def test_kueue_s_definitions_take_the_queue(release: Release) -> None:
-    served = "/apis/kueue.x-k8s.io/v1beta2"
-    for plural in ("resourceflavors", "clusterqueues"):
-        define(release, PLANE / f"kueue.x-k8s.io_{plural}.yaml", f"{served}/{plural}")
-    define(release, PLANE / "kueue.x-k8s.io_localqueues.yaml", f"{served}/namespaces/{NAMESPACE}/localqueues")
+    for objects in ("resourceflavors", "clusterqueues", f"namespaces/{NAMESPACE}/localqueues"):
+        path = PLANE / f"kueue.x-k8s.io_{objects.rpartition('/')[2]}.yaml"
+        define(release, path, "/apis/kueue.x-k8s.io/v1beta2", objects)
     manifests = example("kueue.yaml")
     for manifest in manifests:
         release.api.try_out(manifest, NAMESPACE)
@@ -86,11 +86,11 @@ def test_kueue_s_definitions_take_the_queue(release: Release) -> None:
 
 
 def test_kuberay_s_definition_takes_the_job(release: Release) -> None:
-    define(release, RAY_JOB, RAY_JOBS)
+    define(release, RAY_JOB, RAY, RAY_JOBS)
     (job,) = example("verl-rayjob.yaml")
     release.api.try_out(job, NAMESPACE)
     apply(release, job)
-    (made,) = release.api.items(RAY_JOBS)
+    (made,) = release.api.items(f"{RAY}/{RAY_JOBS}")
     kept, given = (found["spec"]["rayClusterSpec"]["workerGroupSpecs"][0] for found in (made, job))
     assert kept["template"] == given["template"]
     assert kept.items() >= given.items(), "the server adds what has a default"
