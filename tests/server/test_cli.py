@@ -44,7 +44,7 @@ def test_no_command_or_a_wrong_one() -> None:
     assert result.returncode == 2
     assert (
         result.stderr == "histospec: unknown command 'surve'; use one of "
-        "serve, replay, snapshot, restore, forget, bench, doctor, status\n"
+        "serve, run, replay, snapshot, restore, forget, bench, doctor, status\n"
     )
 
 
