@@ -1,4 +1,4 @@
-"""Makes one log line per minute: the gain and the cost of drafts for an engine that generates. Does no I/O.
+"""Makes one log line per minute, and one at the end: the gain and the cost of drafts for an engine that generates.
 
 A step of a request yields one token, and one more for each accepted draft token. The estimated speed-up does not
 include the waits for drafts.
@@ -71,6 +71,16 @@ class MinuteReport:
             self._since = now
         if now - self._since < MINUTE or not self._steps:
             return None
+        self._since = now
+        return self.rest(verify_cost, learned)
+
+    def rest(self, verify_cost: float, learned: bool) -> str | None:
+        """Returns the line of the steps since the last line, if there were any; else None. The arguments are as above.
+
+        At the end of an engine, so that a trial of less than a minute shows a line, too.
+        """
+        if not self._steps:
+            return None
         steps, generated, drafted = self._steps, self._generated, self._drafted
         parts = [f"{generated / steps:.2f} tokens per step of a request"]
         if drafted:
@@ -89,6 +99,5 @@ class MinuteReport:
             kinds = ", ".join(f"{number} {why}" for why, number in self._left_out.items())
             parts.append(f"without a session: {kinds}")
         line = f"HistoSpec: in {self._seconds:.0f} s of generating {', '.join(parts)}"
-        self._since = now
         self._clear()
         return line

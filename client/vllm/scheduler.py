@@ -16,6 +16,7 @@ A failure here never stops the engine: it is logged, and the requests go on with
 import logging
 import math
 import time
+import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -83,6 +84,8 @@ class HistoSpecScheduler(Scheduler):
         self._probed = False  # whether the drafts of a probe arrived in the newest step
         self._failed = -math.inf  # the time of the last failure that was logged
         self._minute = MinuteReport()
+        # Also if the process ends without shutdown, as a script with an engine in its process does.
+        self._report_rest = weakref.finalize(self, _report_rest, self._minute, self._chooser)
 
     def add_request(self, request: Request) -> None:
         """Opens the session before the request runs, and once: a preempted request is not added again."""
@@ -185,8 +188,9 @@ class HistoSpecScheduler(Scheduler):
             self._versions.name(version)
 
     def shutdown(self) -> None:
-        """Sends the last commits and ends the client, then shuts vLLM's scheduler down."""
+        """Reports the last steps, sends the last commits and ends the client, then shuts vLLM's scheduler down."""
         with self._harmless("shutdown"):
+            self._report_rest()
             self._sessions.shut_down()
         super().shutdown()
 
@@ -327,6 +331,12 @@ class HistoSpecScheduler(Scheduler):
                 logger.exception("HistoSpec could not %s; the current requests go on without drafts", what)
             if forget:
                 self._sessions.forget()
+
+
+def _report_rest(minute: MinuteReport, chooser: ModeChooser) -> None:
+    """Logs the steps since the last minute's line."""
+    if (line := minute.rest(chooser.value, chooser.learned)) is not None:
+        logger.info("%s", line)
 
 
 def _chooser(model: ModelDrafter | None, verify_cost: float | None) -> ModeChooser:

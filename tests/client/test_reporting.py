@@ -38,6 +38,17 @@ def test_the_next_minute_starts_from_nothing() -> None:
     )
 
 
+def test_the_end_of_a_short_trial_has_a_line() -> None:
+    report = MinuteReport()
+    assert report.rest(0.05, False) is None
+    report.line(0.0, 0.05, False)
+    report.stepped(2.0, [[1, 2, 3]], 2)
+    assert report.line(MINUTE - 1, 0.05, False) is None
+    line = report.rest(0.05, False)
+    assert str(line).startswith("HistoSpec: in 2 s of generating 3.00 tokens per step of a request, 100% of 2 drafted")
+    assert report.rest(0.05, False) is None
+
+
 def test_requests_without_a_session_are_counted_by_what_they_do() -> None:
     report = MinuteReport()
     report.line(0.0, 0.05, False)
