@@ -125,19 +125,27 @@ def _for_workers(given: Mapping[str, str], ray: bool) -> dict[str, str]:
 
 
 def _run(words: list[str], environment: Mapping[str, str], server: "_Server") -> int:
-    try:
-        command = subprocess.Popen(words, env=environment)
-    except OSError as error:
-        raise ConfigError(f"{words[0]}: cannot be started ({reason(error)})") from None
+    started: list[subprocess.Popen[bytes]] = []
+    early: list[int] = []
 
     def forward(number: int, frame: FrameType | None) -> None:
         server.signalled = True
-        # A terminal sends SIGINT to all processes of the job, so the command already has it.
-        if number != signal.SIGINT:
+        if number == signal.SIGINT:
+            return  # a terminal sends it to all processes of the job, so the command already has it
+        if not started:
+            early.append(number)
+        for command in started:
             command.send_signal(number)
 
     for number in filter(ends, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)):
         signal.signal(number, forward)
+    try:
+        started.append(subprocess.Popen(words, env=environment))
+    except OSError as error:
+        raise ConfigError(f"{words[0]}: cannot be started ({reason(error)})") from None
+    (command,) = started
+    for number in early:
+        command.send_signal(number)
     code = command.wait()
     return code if code >= 0 else 128 - code
 
