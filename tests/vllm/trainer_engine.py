@@ -134,7 +134,7 @@ def nemo_rl(model: str) -> Any:
             "async_engine": False, "precision": "bfloat16", "kv_cache_dtype": "auto", "tensor_parallel_size": 1,
             "logprobs_mode": "processed_logprobs", "pipeline_parallel_size": 1, "expert_parallel_size": 1,
             "gpu_memory_utilization": 0.6, "max_model_len": 512, "enforce_eager": True, "load_format": "dummy",
-            "skip_tokenizer_init": True, "enable_prefix_caching": None,
+            "skip_tokenizer_init": True, "enable_prefix_caching": True,
         },
     }  # fmt: skip
     with mock.patch("nemo_rl.models.generation.vllm.vllm_worker._apply_vllm_patches"):
