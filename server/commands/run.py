@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType
@@ -30,6 +31,8 @@ FREE_PORTS = {"listen": "0.0.0.0:0", "http": "127.0.0.1:0"}
 """Several jobs may share a machine, and workers on other machines connect to the first of these."""
 RESTART_SECONDS = 5.0
 """Pause before a crashed server starts again. One that cannot start adds at most 20,000 messages a day to the log."""
+POLL_SECONDS = 0.1
+"""Python handles a signal in the main thread, and a signal to another thread does not wake it from an endless wait."""
 ANYWHERE = ("192.0.2.1", 9)  # reserved for documentation: only the route to it is looked up
 RAY_JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 """In this variable Ray gives a job its runtime environment. `ray.init` adds the caller's to it."""
@@ -125,20 +128,29 @@ def _for_workers(given: Mapping[str, str], ray: bool) -> dict[str, str]:
 
 
 def _run(words: list[str], environment: Mapping[str, str], server: "_Server") -> int:
-    try:
-        command = subprocess.Popen(words, env=environment)
-    except OSError as error:
-        raise ConfigError(f"{words[0]}: cannot be started ({reason(error)})") from None
+    started: list[subprocess.Popen[bytes]] = []
+    early: list[int] = []
 
     def forward(number: int, frame: FrameType | None) -> None:
         server.signalled = True
-        # A terminal sends SIGINT to all processes of the job, so the command already has it.
-        if number != signal.SIGINT:
+        if number == signal.SIGINT:
+            return  # a terminal sends it to all processes of the job, so the command already has it
+        if not started:
+            early.append(number)
+        for command in started:
             command.send_signal(number)
 
     for number in filter(ends, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)):
         signal.signal(number, forward)
-    code = command.wait()
+    try:
+        started.append(subprocess.Popen(words, env=environment))
+    except OSError as error:
+        raise ConfigError(f"{words[0]}: cannot be started ({reason(error)})") from None
+    (command,) = started
+    for number in early:
+        command.send_signal(number)
+    while (code := command.poll()) is None:
+        time.sleep(POLL_SECONDS)
     return code if code >= 0 else 128 - code
 
 
