@@ -13,6 +13,7 @@
 # make dist    the source distribution and wheels, installed in clean environments and tried; DIST_PYTHON=3.12 for one
 # make wheels  the wheels of a release, in manylinux containers (Docker)
 # make test-verl   rollouts through verl, in an environment of its own
+# make test-ray    a job on a real cluster of Ray, in an environment of its own
 # make test-image  the image built and run with buildah and podman, as root
 # make test-cluster  the chart in a real control plane: etcd, API server, controllers, scheduler, several versions of Helm
 # make fuzz    the long runs: fuzzers of engine and wire, an hour each
@@ -21,8 +22,10 @@ VENV := .venv
 VENV_OLD := .venv-vllm-0.27
 VENV_MID := .venv-vllm-0.29
 VENV_VERL := .venv-verl
+VENV_RAY := .venv-ray
 VENV_DIST := build/dist-tools
 VERL := 0.9.1
+RAY := 2.60.0
 VLLM_NEW := 0.32.0
 VLLM_OLD := 0.27.0
 VLLM_MID := 0.29.0
@@ -44,7 +47,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_COMPILE := 0
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo dist wheels test check check-types check-locks check-style check-docs docs lock bench study chaos fuzz setup clean manifests test-image test-cluster tools test-native test-python test-vllm test-long test-verl test-vllm-$(VLLM_NEW) test-vllm-$(VLLM_OLD) test-vllm-$(VLLM_MID) vllm-versions
+.PHONY: demo dist wheels test check check-types check-locks check-style check-docs docs lock bench study chaos fuzz setup clean manifests test-image test-cluster tools test-native test-python test-vllm test-long test-verl test-ray test-vllm-$(VLLM_NEW) test-vllm-$(VLLM_OLD) test-vllm-$(VLLM_MID) vllm-versions
 
 setup: $(VENV)/.ready
 
@@ -153,6 +156,17 @@ $(VENV_VERL)/.ready: scripts/install_verl.py $(VENV)/.ready
 test-verl: $(VENV_VERL)/.ready
 	$(VENV_VERL)/bin/python -m pytest -q $(LONG) tests/verl
 
+# The environment also sees the packages of the first one. addsitedir reads its .pth files, too.
+$(VENV_RAY)/.ready: $(VENV)/.ready
+	$(PYTHON) -m venv $(VENV_RAY)
+	$(VENV_RAY)/bin/pip install -q "ray[default]==$(RAY)"
+	site='import sysconfig; print(sysconfig.get_path("purelib"))'; \
+	  echo "import site; site.addsitedir('$$($(BIN)/python -c "$$site")')" >"$$($(VENV_RAY)/bin/python -c "$$site")/base.pth"
+	touch $@
+
+test-ray: $(VENV_RAY)/.ready
+	$(VENV_RAY)/bin/python -m pytest -q $(LONG) tests/deploy/test_ray.py
+
 bench: setup
 	scripts/install-peers $(VENV)
 	$(BIN)/python -m benchmarks.engine.compare
@@ -202,5 +216,5 @@ fuzz: setup
 	scripts/fuzz
 
 clean:
-	rm -rf build dist $(VENV) $(VENV_OLD) $(VENV_MID) $(VENV_VERL) *.egg-info native/python/*.so
+	rm -rf build dist $(VENV) $(VENV_OLD) $(VENV_MID) $(VENV_VERL) $(VENV_RAY) *.egg-info native/python/*.so
 	find . -name '*_pb2*.py*' -not -path './.venv*' -delete

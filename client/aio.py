@@ -6,7 +6,6 @@ import asyncio
 import time
 import weakref
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NoReturn
 
 from histospec.client import arguments, quiet_grpc
@@ -15,7 +14,7 @@ from histospec.client.config import configure
 from histospec.client.core.core import Core
 from histospec.client.core.shard import Pending
 from histospec.client.sync import GRACE, DraftClient
-from histospec.client.transport import calls
+from histospec.client.transport import calls, keeping
 from histospec.client.transport.connections import LoopConnections
 from histospec.client.transport.stream import Streams
 from histospec.client.values import Draft, Inspection, LengthPrediction, Response, Shard, Stats
@@ -84,14 +83,12 @@ class AsyncDraftClient:
     async def flush(self, timeout: float | None = None) -> None:
         """See `DraftClient.flush`."""
         self._streams.join()
-        until = time.monotonic() + self._core.flush_seconds(timeout)
-        while touched := self._core.flush():
-            self._streams.kick(touched)
-            await asyncio.sleep(0)
-            await self._waiting.until(partial(self._core.settled, touched), until - time.monotonic())
-            if time.monotonic() >= until:
-                self._core.overdue(touched)
-                return
+        await self._connections.flush(self._core.flush_seconds(timeout))
+
+    @same_as(DraftClient.keep)
+    async def keep(self, *args: Any, **kwargs: Any) -> list[bool]:
+        """See `DraftClient.keep`."""
+        return await self._connections.keep(keeping.batch(self.config, *args, **kwargs))
 
     @same_as(DraftClient.ingest)
     async def ingest(self, *args: Any, **kwargs: Any) -> None:
@@ -160,10 +157,10 @@ class AsyncDraftClient:
         """See `DraftClient.shutdown`."""
         if quiet_grpc.forked():
             return
-        if not self._connections.lost():
-            await self.flush(self.config.timeouts.shutdown)
-            self._core.report_losses()
-            await self._connections.end()
+        self._connections.leave_closed_loop()
+        self._streams.join()
+        await self._connections.send_last()
+        await self._connections.end()
         self._dropped.detach()
 
     async def close(self, *args: Any, **kwargs: Any) -> None:

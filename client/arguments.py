@@ -47,13 +47,14 @@ SEEDS = Kind("seeds")
 QUANTILES = Kind("quantiles")
 GENERATED = Kind("numbers of generated tokens, one for each prompt")
 COUNTS = Kind("counts, one for each session")
-VALUES = Kind("values, one for each session")
+VALUES = Kind("values, one for each session or response")
 PROMPTS = Kind("prompts", "prompt", "[prompt]")
 TOKEN_LISTS = Kind("token lists, one for each session", "token list", "[tokens]")
 LOGPROBS = Kind("logprobs, one list for each session", "session's logprobs", "[logprobs]")
 ALTERNATIVES = Kind("packed alternatives, bytes or None for each session", "session's alternatives", "[alternatives]")
 SEED_LISTS = Kind("seed lists, one for each prompt", "seed list", "[seeds]")
 RESPONSES = Kind("responses", "list of token ids", "[Response(tokens)]")
+ROWS = Kind("responses, one for each prompt", "list of token ids", "[tokens]")
 RESPONSE_LISTS = Kind("response lists, one for each prompt", "list of token ids", "[[Response(tokens)]]")
 
 
@@ -217,19 +218,55 @@ def float_bytes(name: str, value: Any, size: int) -> bytes:
     """Returns one float32 per token; no bytes for None."""
     if value is None:
         return b""
+    array = _floats(name, value, size)
+    if np.isnan(array).any():
+        raise ValueError(f"{name}: value {int(np.isnan(array).argmax())} is not a number")
+    return array.tobytes()
+
+
+def known_logprobs(name: str, value: Any, size: int) -> NDArray[np.float32] | None:
+    """Returns one float32 per token; None if the value is None or empty, or one of its values is None or NaN."""
+    if value is None or (not is_scalar(value) and hasattr(value, "__len__") and not len(value)):
+        return None
+    array = _floats(name, value, size)
+    return None if np.isnan(array).any() else array
+
+
+def known_reward(name: str, value: Any) -> float | None:
+    """Returns a number, or the sum of the numbers of a list. None if there is none, or one is None or NaN, or the
+    result is not finite as a float32."""
+    if value is None:
+        return None
+    if isinstance(value, numbers.Number) or getattr(value, "ndim", None) == 0:
+        with contextlib.suppress(TypeError, ValueError):
+            try:
+                total = float(value)  # complex raises
+            except OverflowError:
+                total = math.inf
+            return total if abs(total) <= LARGEST else None
+        raise ValueError(f"{name}: must be a number, or a list of numbers, is {shown(value)}")
+    array = _numbers(name, value)
+    total = float(array.astype(np.float64).sum()) if array.size else math.nan
+    return total if abs(total) <= LARGEST else None
+
+
+def _floats(name: str, value: Any, size: int) -> NDArray[np.float32]:
+    array = _numbers(name, value)
+    if array.shape != (size,):
+        raise ValueError(f"{name}: must have one value for each of the {size} tokens, has shape {array.shape}")
+    return array
+
+
+def _numbers(name: str, value: Any) -> NDArray[np.float32]:
+    """Returns the values as float32, with NaN for None."""
     try:
         array = np.asarray(value)
         if array.dtype.kind in "USbcMm":
             raise TypeError(f"they are {array.dtype}")
         with np.errstate(over="ignore"):  # to -inf, which a log-probability may be
-            array = array.astype(FLOAT32)
+            return array.astype(FLOAT32)
     except (TypeError, ValueError, OverflowError, RuntimeError) as error:
         raise ValueError(f"{name}: must be numbers, {error}") from None
-    if array.shape != (size,):
-        raise ValueError(f"{name}: must have one value for each of the {size} tokens, has shape {array.shape}")
-    if np.isnan(array).any():
-        raise ValueError(f"{name}: value {int(np.isnan(array).argmax())} is not a number")
-    return array.tobytes()
 
 
 def alternative_bytes(name: str, value: Any, size: int) -> bytes:
@@ -306,14 +343,14 @@ def problem_name(name: str, value: str | None) -> str:
     return "" if value is None else text(name, value, MAX_PROBLEM)
 
 
-def each(name: str, value: Any, size: int) -> list[tuple[str, Any]]:
-    """Returns one value for each session, with its name in error messages, from one value for all or a sequence."""
+def each(name: str, value: Any, size: int, other: str = "sessions") -> list[tuple[str, Any]]:
+    """Returns a value for each element of the other argument, with its name for messages, from one or a list."""
     if getattr(value, "ndim", None) == 0:
         value = value.item()  # an array or a tensor without dimensions
     if value is None or np.isscalar(value):
         return [(name, value)] * size
     listed(name, value, VALUES)
-    same_length(name, value, "sessions", size)
+    same_length(name, value, other, size)
     return [(f"{name}[{i}]", v) for i, v in enumerate(value)]
 
 

@@ -67,6 +67,9 @@ class Timeouts:
     """For History, PredictLength, Topology and DropNamespace, which no step waits for."""
     ingest: float = 60.0
     """For Ingest, which waits for the store's disk."""
+    keep: float = 5.0
+    """For `keep`, with all of its calls: a trainer waits this long while a server hangs, once a minute, and a tenth of
+    it in between. A server that answers needs far less, except while its disk is slow."""
     silence: float = 2.0
     """If a stream sends nothing for this long while steps miss their deadline, the client closes it and connects again.
     A connection attempt that takes longer is also started again, so this must be longer than connecting takes."""

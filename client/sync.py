@@ -13,7 +13,7 @@ from histospec.client.arguments import same_as
 from histospec.client.config import Breaker, Limits, Timeouts, Tls, configure
 from histospec.client.core.core import Core
 from histospec.client.core.shard import Pending
-from histospec.client.transport import calls
+from histospec.client.transport import calls, keeping
 from histospec.client.transport.connections import BlockingConnections
 from histospec.client.transport.pump import Pump
 from histospec.client.transport.stream import Streams
@@ -46,8 +46,9 @@ class DraftClient:
     imports gRPC before this package and forks later, start it with GRPC_ENABLE_FORK_SUPPORT=0: otherwise gRPC starts
     threads again in the child, which sometimes crashes it.
 
-    A client that is garbage-collected without `shutdown` closes its connections, and loses responses that the server
-    has not acknowledged.
+    A client that is garbage-collected, or whose process ends, without `shutdown` sends its finished responses, for at
+    most `Timeouts.shutdown` seconds, and logs how many the server has not acknowledged. A process that a signal such as
+    SIGTERM or SIGKILL ends, or `os._exit`, runs nothing of this: there call `flush` after `finish`.
 
     KeyboardInterrupt (Ctrl-C, or Jupyter's "interrupt the kernel") may end any method. The client then remains usable:
     `open`, `send`, `step` and `finish` have taken effect as a whole or not at all, and the next call connects again if
@@ -122,6 +123,14 @@ class DraftClient:
         except BaseException:  # an interrupt: the caller will not learn the numbers
             self._core.take_back(sessions)
             raise
+
+    @same_as(Core.continues)
+    def continues(self, *args: Any, **kwargs: Any) -> bool:
+        """Returns whether `prompt` continues a response, of a problem without an explicit id, that this client aborted.
+
+        Raises ValueError if it is malformed.
+        """
+        return self._core.continues(*args, **kwargs)
 
     @same_as(Core.send)
     def step(self, *args: Any, **kwargs: Any) -> list[Draft]:
@@ -216,17 +225,57 @@ class DraftClient:
         Args:
             timeout: seconds; None: the deadline of a step.
         """
-        until = time.monotonic() + self._core.flush_seconds(timeout)
-        while touched := self._core.flush():
-            self._pump.run(partial(self._streams.kick, touched), until - time.monotonic())
-            self._pump.wait(partial(self._core.settled, touched), until - time.monotonic())
-            if time.monotonic() >= until:
-                self._core.overdue(touched)
-                return
+        self._connections.flush(self._core.flush_seconds(timeout))
 
     def stats(self) -> Stats:
         """Returns the counters of this client since it was made."""
         return self._core.stats()
+
+    # ---- for trainers: never raises an error of the server --------------------------------------------------------
+
+    def keep(
+        self,
+        prompts: Sequence[Tokens],
+        responses: Sequence[Tokens | Response],
+        rewards: Sequence[Any] | None = None,
+        logprobs: Sequence[Any] | None = None,
+        generated: Sequence[Any] | None = None,
+        epoch: int | Sequence[int | None] | None = None,
+        problems: Sequence[str | None] | None = None,
+        seeds: Sequence[int | None] | None = None,
+    ) -> list[bool]:
+        """Adds the finished responses of a training step to the history, and never ends the training.
+
+        It waits for the store, at most `Timeouts.keep` seconds in all, and a tenth of that in the minute after it
+        waited in vain. If the server is away, hangs, refuses the responses or cannot store them, they are not in the
+        history, which costs only drafts; the log says so once a minute. All responses to one prompt travel in one
+        message, or in as many as their size needs.
+
+        Args:
+            prompts: B prompts. A prompt with several responses stands once for each.
+            responses: B responses, their tokens or a `Response`. One without tokens is not stored.
+            rewards: None, or for each response a number, or a list of numbers, whose sum counts. None, NaN and infinite
+                rewards are no reward.
+            logprobs: None, or for each response None or float32[n], one for each token. If one of them is None or NaN,
+                the response is stored without.
+            generated: None, or for each response None or bool[n], also as 0 and 1: whether the policy generated the
+                token; False for those of tools and users.
+            epoch: version of the policy that sampled them, one for all or one for each; None: the newest of the
+                namespace.
+            problems: None, or for each response an explicit problem id or None.
+            seeds: None, or for each response its sampling seed (int64) or None.
+
+        Returns:
+            For each response, whether the server has stored it. False if its epoch is too old to be kept, see `ingest`.
+                After a lost answer it may be stored although this is False.
+
+        Raises:
+            ValueError: an argument is malformed; nothing was sent.
+        """
+        batch = keeping.batch(
+            self.config, prompts, responses, rewards, logprobs, generated, epoch, problems, seeds
+        )  # fmt: skip
+        return self._connections.keep(batch)
 
     # ---- single calls: these raise if the server cannot be reached ------------------------------------------------
 
@@ -421,8 +470,7 @@ class DraftClient:
         if quiet_grpc.forked():  # the connections belong to the parent
             return
         if self._connections.begin_end():
-            self.flush(self.config.timeouts.shutdown)
-            self._core.report_losses()
+            self._connections.send_last()
         self._connections.end()
         self._dropped.detach()
 

@@ -179,6 +179,12 @@ class NamespaceFacts:
     model_draft_tokens: int = 0
     """Tokens of the workers' own drafters."""
     model_accepted_tokens: int = 0
+    misnamed_lookups: int = 0
+    """Of `lookups_miss`, sessions whose prompt has history under another problem id, or without one."""
+    behind: int = 0
+    """Responses that arrived since the last one of the newest epoch."""
+    behind_epoch: int = 0
+    """The newest epoch of these."""
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,7 @@ def bare() -> None:
     """Tries the three dependencies alone."""
     run(sys.executable, "-c", "import histospec.client, histospec.client.rollouts, histospec.native as n; n.Engine")
     run(HISTOSPEC, "doctor", "--help")
-    for command in ("serve", "status", "snapshot", "restore", "forget", "bench"):
+    for command in ("serve", "run", "status", "snapshot", "restore", "forget", "bench"):
         run(HISTOSPEC, command, code=2, says="pip install 'histospec[server]'")
     run(HISTOSPEC, "replay", "absent.jsonl", code=2, says="pip install 'histospec[replay]'")
 

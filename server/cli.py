@@ -27,6 +27,9 @@ class Command(NamedTuple):
 
 COMMANDS = {
     "serve": Command("histospec.server.app", "start a draft server"),
+    "run": Command(
+        "histospec.server.commands.run", "run a command, such as a training job, with a draft server beside it"
+    ),
     "replay": Command("histospec.replay.command", "estimate what drafts would gain on recorded rollouts"),
     "snapshot": Command("histospec.server.commands.snapshot", "write the contents of a store or a service to a file"),
     "restore": Command("histospec.server.commands.restore", "load a snapshot into a service"),

@@ -117,6 +117,11 @@ class Core:
         """Whether the client sends nothing any more."""
         return self._shared.closed
 
+    @property
+    def unacknowledged(self) -> int:
+        """How many finished responses no shard has acknowledged yet. Takes no lock: the garbage collector may ask."""
+        return self._commits.pending
+
     def stop(self) -> None:
         """Stops sending, and closes the recorder."""
         self._shared.closed = True
@@ -203,16 +208,16 @@ class Core:
 
     @_locked
     def log_outage(self, shard: Shard, outage: Outage | None = None) -> None:
-        """Logs why a shard does not answer, unless it answers by now.
+        """Logs why a shard does not answer, unless it answers by now or the end of the client has logged it.
 
         Args:
             shard: the shard.
             outage: the reason; None: the status that gRPC reported.
         """
         contact = shard.contact
-        if contact.lost and not self.closed:
+        if contact.lost and contact.line_due and not self.closed:
             contact.mark_logged()
-            line = outage or Outage.by_status(shard.where, contact.code, contact.details)
+            line = outage or contact.outage(shard.where)
             self._shared.log_lines.append(partial(log.warning, "%s", line))
 
     def _write_log(self) -> None:
@@ -250,6 +255,11 @@ class Core:
                 session.resume(first)
             shard = self._owners[session.number] = self._owner(session)
             shard.open(session)
+
+    @_locked
+    def continues(self, prompt: Tokens) -> bool:
+        """See `DraftClient.continues`."""
+        return self._aborted.find("", arguments.token_bytes("prompt", prompt, empty=False)) is not None
 
     @_locked
     def take_back(self, sessions: Sequence[Session]) -> None:
@@ -464,9 +474,18 @@ class Core:
         )
 
     @_locked
-    def report_losses(self) -> None:
-        """Logs the dropped responses that are not logged yet, because the client ends."""
+    def lose(self, shard: Shard, responses: int, tokens: int, reason: str, away: bool) -> None:
+        """Logs, at most once a minute, that a shard did not store responses without sessions, perhaps as it is away."""
+        self._commits.losses.note(shard.name, tokens, reason, responses)
+        if away:
+            shard.contact.mark_logged()
+
+    @_locked
+    def report_end(self) -> None:
+        """Logs, because the client ends, which dropped responses and which silent shards are not logged yet."""
         self._commits.losses.report(all_of_them=True)
+        for shard in self.shards:
+            shard.end_of_client()
 
     # ---- what the streams report ----------------------------------------------------------------------------------
 

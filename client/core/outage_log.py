@@ -76,9 +76,18 @@ class Contact:
         return self._logged
 
     @property
+    def line_due(self) -> bool:
+        """Whether the log waits for the reason of the outage."""
+        return self._line_due
+
+    @property
     def lost(self) -> bool:
         """Whether the client tried the shard and got no answer."""
         return self._lost is not None
+
+    def outage(self, where: str) -> Outage:
+        """Returns why it does not answer, by the status that gRPC reported. `where` names the shard."""
+        return Outage.by_status(where, self.code, self.details)
 
     def failed(self, code: grpc.StatusCode, details: str, now: float) -> bool:
         """Notes that it did not answer. Returns whether to log it now."""
@@ -97,7 +106,7 @@ class Contact:
 
     def mark_logged(self) -> None:
         """Notes that the outage was logged."""
-        self._logged = True
+        self._logged, self._line_due = True, False
 
     def answered(self) -> None:
         """Notes that it answers; `reached` logs nothing about it."""
@@ -160,10 +169,10 @@ class Losses:
         self._clock = clock
         self._shards: dict[str, _Unlogged] = {}
 
-    def note(self, shard: str, tokens: int, reason: str) -> None:
-        """Counts a dropped response of `tokens` tokens, and logs it if a line is due."""
+    def note(self, shard: str, tokens: int, reason: str, responses: int = 1) -> None:
+        """Counts dropped responses of `tokens` tokens together, and logs them if a line is due."""
         unlogged = self._shards.setdefault(shard, _Unlogged(due=self._clock()))
-        unlogged.responses += 1
+        unlogged.responses += responses
         unlogged.tokens += tokens
         unlogged.reason = reason
         self.report()

@@ -113,6 +113,9 @@ class Shard:
         # Sessions to close without a commit, and for the aborted ones, also those of other shards, what may go on.
         self._closes: dict[int, pb.AbortedResponse | None] = {}
         self._opens: dict[int, Session] = {}  # sessions without a step so far; a flush opens them
+        self._asked = 0  # steps with a wish for drafts
+        self._answered = False  # whether it answered one of them within the deadline
+        self._warned = False  # whether the log says that it did not
 
     @property
     def name(self) -> str:
@@ -169,6 +172,7 @@ class Shard:
         """Leaves a message with these rows of a step, and notes in `pending` what the caller has to wait for."""
         stats = self._shared.stats
         stats.steps += 1
+        self._asked += budget.max_tokens > 0
         if not self._may_ask(now):
             stats.skipped += 1
             step_input.postpone_report(rows)
@@ -229,6 +233,9 @@ class Shard:
         silent = self._is_silent(now)
         self.breaker.failure(now, soon=silent or bool(stream.left_out) or part.commits > 0)
         stream.late += stream.give_up(part)
+        if self.breaker.state == "open" and not (self._answered or self._warned):
+            self._warned = True
+            self._log_later(partial(log.warning, *self._unanswered()))
         if silent:
             silence = f"no answer for {self._shared.config.timeouts.silence:g} s, reconnecting"
             self.unreachable(grpc.StatusCode.DEADLINE_EXCEEDED, silence, now)
@@ -326,6 +333,7 @@ class Shard:
             stats.drafts += reply.drafts.nonempty
             stats.draft_tokens += len(reply.drafts.tokens)
         if (part := reply.part) is not None:
+            self._answered = True
             self.breaker.success()
             self.opening.answered(now - part.begun, part.opens, bool(stream.left_out))
             self.committing.answered(now - part.begun, part.commits, bool(self.queue.waiting))
@@ -417,6 +425,24 @@ class Shard:
         self._shared.stats.refused += len(refused)
 
     # ---- its health -----------------------------------------------------------------------------------------------
+
+    def end_of_client(self) -> None:
+        """Has the log say that it answered no step, if that is so and its outage is not logged."""
+        if not self._asked or self._answered or self.contact.logged:
+            return
+        if self.contact.lost:
+            self.contact.mark_logged()
+            self._log_later(partial(log.warning, "%s", self.contact.outage(self.where)))
+        else:
+            self._log_later(partial(log.warning, *self._unanswered()))
+
+    def _unanswered(self) -> tuple[str, str, int, str, float]:
+        """Returns a line for the log, with its values."""
+        line = (
+            "HistoSpec: %s answered none of %d step%s within %g s, so there were NO drafts; "
+            "is the machine busy? Raise HISTOSPEC_DEADLINE, or run `histospec doctor`"
+        )
+        return line, self.where, self._asked, "" if self._asked == 1 else "s", self._shared.config.timeouts.step
 
     def unreachable(self, code: grpc.StatusCode, details: str, now: float) -> None:
         """Notes that the shard does not answer, or answers with an error."""

@@ -15,6 +15,10 @@ SOME_LATE = 0.1
 """The share of steps that may miss the deadline."""
 ENOUGH = 64
 """If this many sessions found no history, that is no accident."""
+A_FEW = 20
+"""Sessions, or responses in a row: asynchronous workers may be late with as many."""
+MISNAMED = 0.2
+"""The share of sessions whose prompt is known under another problem id: in a first pass, a few may share a prompt."""
 TOKEN = "set HISTOSPEC_TOKEN, or HISTOSPEC_TOKEN_FILE, to a token in the server's --tokens file"
 
 
@@ -217,12 +221,34 @@ def lookups(facts: Facts) -> Iterator[Finding]:
     """Do prompts repeat?"""
     there = [inspection.namespace for _, inspection in facts.answering if inspection.namespace is not None]
     hit, miss = sum(one.lookups_hit for one in there), sum(one.lookups_miss for one in there)
-    if hit == 0 and miss >= ENOUGH and any(one.newest_epoch > 0 for one in there):
+    misnamed = sum(one.misnamed_lookups for one in there)
+    if hit + miss >= A_FEW and misnamed >= MISNAMED * (hit + miss):
+        yield warn(
+            "lookups",
+            f"{misnamed} of {hit + miss} sessions named a problem without responses, while their prompts are known "
+            "under other problem ids, or without one",
+            "leave the problem ids out if they are new in each step (such as verl's uid): the prompt then identifies "
+            'the problem (docs/troubleshooting.md, "vLLM is no faster")',
+        )
+    elif hit == 0 and miss >= ENOUGH and any(one.newest_epoch > 0 for one in there):
         yield warn(
             "lookups",
             f"none of {miss} sessions was opened on a prompt that has responses",
             "the tokens of a prompt must be the same in each epoch: look for a date, a random number, another chat "
             'template or tokenizer; or give explicit problem ids (docs/troubleshooting.md, "vLLM is no faster")',
+        )
+
+
+def epochs(facts: Facts) -> Iterator[Finding]:
+    """Do the epochs go on from the newest one?"""
+    there = [inspection.namespace for _, inspection in facts.answering if inspection.namespace is not None]
+    behind = sum(one.behind for one in there)
+    if behind >= A_FEW:
+        yield warn(
+            "epochs",
+            f"the last {counted(behind, 'response')} are of epoch {max(one.behind_epoch for one in there)} or older, "
+            f"and the newest epoch is {max(one.newest_epoch for one in there)}",
+            "if the run continues from a checkpoint, call rewind with the checkpoint's epoch",
         )
 
 
@@ -325,6 +351,7 @@ CHECKS: tuple[Callable[[Facts], Iterator[Finding]], ...] = (
     store,
     namespace,
     lookups,
+    epochs,
     prompts,
     limits,
     step,

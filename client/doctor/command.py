@@ -54,7 +54,13 @@ def _parser() -> argparse.ArgumentParser:
         "the worker runs: it reads the same HISTOSPEC_ variables. It leaves nothing behind on the server.",
         epilog="Exit code: 0 no problem, perhaps warnings; 1 a problem; 2 wrong arguments or settings.",
     )
-    parser.add_argument("--endpoint", help="as HISTOSPEC_ENDPOINT: HOST:PORT[,...] or discover://HOST:PORT")
+    parser.add_argument(
+        "address",
+        metavar="ENDPOINT",
+        nargs="?",
+        help="HOST:PORT[,...] or discover://HOST:PORT (default: HISTOSPEC_ENDPOINT)",
+    )
+    parser.add_argument("--endpoint", help="the same")
     parser.add_argument("--namespace", help="as HISTOSPEC_NAMESPACE: the name of the run")
     parser.add_argument("--token-file", metavar="FILE", help="as HISTOSPEC_TOKEN_FILE: file with the bearer token")
     parser.add_argument("--tls", action="store_true", help="use TLS, with the authorities of the system")
@@ -100,7 +106,9 @@ def _seconds(text: str) -> float:
 
 def _config(options: argparse.Namespace) -> Config:
     """Returns the configuration of a worker with these options. Raises ConfigurationError."""
-    config = configure(options.endpoint, options.namespace)
+    if None not in (options.address, options.endpoint):
+        raise ConfigurationError("--endpoint: there is an ENDPOINT without it; give one of them")
+    config = configure(options.endpoint if options.address is None else options.address, options.namespace)
     if options.token_file is not None:
         config = replace(config, token=None, token_file=options.token_file)
     given = {"ca": options.tls_ca, "certificate": options.tls_cert, "key": options.tls_key}

@@ -104,7 +104,7 @@ def ingest(
     _at: str = "",
 ) -> list[Call[int]]:
     """Returns calls that add responses, as many as their size needs. `_at` is "[3]" if the problem is one of many."""
-    text, name = _problem(prompt, problem, _at)
+    text, name = problem_of(prompt, problem, _at)
     version = arguments.epoch_number("epoch", epoch)
     if isinstance(responses, values.Response):
         raise ValueError(f"responses{_at}: must be a list of responses; got one Response, give [response]")
@@ -115,16 +115,22 @@ def ingest(
             replace(response, seed=drawn) if isinstance(response, values.Response) else response
             for response, drawn in zip(responses, arguments.seed_numbers(f"seeds{_at}", seeds), strict=True)
         ]
-    messages = [_response(f"responses{_at}[{i}]", response) for i, response in enumerate(responses)]
+    messages = [response_message(f"responses{_at}[{i}]", response) for i, response in enumerate(responses)]
     if not messages:
         return []
-    request = pb.IngestRequest(
-        namespace=core.config.namespace, prompt=text, problem=name, epoch=version, responses=messages
+    return ingest_calls(
+        core,
+        pb.IngestRequest(namespace=core.config.namespace, prompt=text, problem=name, epoch=version, responses=messages),
     )
-    shard = core.shard_of(text, name)
+
+
+def ingest_calls(core: Core, request: pb.IngestRequest) -> list[Call[int]]:
+    """Returns calls for a request, as many as its size needs."""
+    shard = core.shard_of(request.prompt, request.problem)
     record = None if core.recorder is None else partial(_record, core.recorder)
     read = partial(_read_ingest, core, shard)
-    return Call("Ingest", shard, request, core.config.timeouts.ingest, read, record).cut(core.config.limits)
+    timeout = core.config.timeouts.ingest
+    return Call("Ingest", shard, request, timeout, read, record, join=_total).cut(core.config.limits)
 
 
 def _read_ingest(core: Core, shard: Shard, request: pb.IngestRequest, answer: pb.IngestResponse) -> int:
@@ -151,14 +157,15 @@ def _record(recorder: Recorder, request: pb.IngestRequest) -> None:
         )
 
 
-def _problem(prompt: values.Tokens, problem: str | None, at: str = "") -> tuple[bytes, str]:
+def problem_of(prompt: values.Tokens, problem: str | None, at: str = "") -> tuple[bytes, str]:
     """Returns the prompt as bytes and the explicit id of a problem. `at` is "[3]" if it is one of many."""
     plural = f"s{at}" if at else ""
     text = arguments.token_bytes(f"prompt{plural}", prompt, empty=False)
     return text, arguments.problem_name(f"problem{plural}", problem)
 
 
-def _response(name: str, response: values.Response) -> pb.Response:
+def response_message(name: str, response: values.Response) -> pb.Response:
+    """Returns a response as a message. Raises ValueError."""
     if not isinstance(response, values.Response):
         raise ValueError(f"{name}: must be a Response, is {arguments.shown(response)}; give Response(tokens)")
     text = arguments.token_bytes(f"{name}.tokens", response.tokens, empty=False)
@@ -177,7 +184,7 @@ def history(
     core: Core, prompt: values.Tokens, problem: str | None = None, limit: int | None = None, *, _at: str = ""
 ) -> list[Call[list[values.Response]]]:
     """Returns a call for the stored responses of a problem."""
-    text, name = _problem(prompt, problem, _at)
+    text, name = problem_of(prompt, problem, _at)
     most = 0 if limit is None else arguments.whole("limit", limit, 1, (1 << 32) - 1, "[1, 2^32)")
     request = pb.HistoryRequest(namespace=core.config.namespace, prompt=text, problem=name, limit=most)
     return [Call("History", core.shard_of(text, name), request, core.config.timeouts.call, answers.history)]
@@ -228,7 +235,7 @@ def predict_length(
     quantiles: Sequence[float] | None = None,
 ) -> list[Call[values.LengthPrediction]]:
     """Returns a call for quantiles of the length of a response."""
-    text, name = _problem(prompt, problem)
+    text, name = problem_of(prompt, problem)
     length = _generated("generated", generated)
     request = pb.PredictLengthRequest(
         namespace=core.config.namespace, prompt=text, problem=name, generated=length, quantiles=_quantiles(quantiles)
@@ -269,7 +276,7 @@ def predict_lengths(
     wanted = _quantiles(quantiles)
     owned: dict[Shard, tuple[list[int], pb.PredictLengthsRequest]] = {}
     for i, (prompt, problem, length) in enumerate(zip(prompts, names, lengths, strict=True)):
-        text, name = _problem(prompt, problem, f"[{i}]")
+        text, name = problem_of(prompt, problem, f"[{i}]")
         begun = 0 if length is None else _generated(f"generated[{i}]", length)
         shard = core.shard_of(text, name)
         if shard not in owned:
@@ -293,6 +300,10 @@ def _quantiles(quantiles: Sequence[float] | None) -> list[float]:
     asked: Sequence[float] = () if quantiles is None else quantiles
     arguments.listed("quantiles", asked, arguments.QUANTILES)
     return [arguments.number(f"quantiles[{i}]", quantile, 0, 1) for i, quantile in enumerate(asked)]
+
+
+def _total(parts: list[int]) -> int:
+    return sum(parts)
 
 
 def _joined(parts: list[list[T]]) -> list[T]:

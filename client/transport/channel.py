@@ -6,6 +6,7 @@ from typing import Any
 
 from histospec.client import quiet_grpc
 from histospec.client.config import Config, Endpoint, bearer
+from histospec.client.transport import at_exit
 
 _OPTIONS = [
     ("grpc.max_send_message_length", -1),
@@ -35,6 +36,7 @@ def open_channel(
     """
     quiet_grpc.refuse_after_fork()
     quiet_grpc.note_connecting()
+    at_exit.prepare()
     options: list[tuple[str, Any]] = [*_OPTIONS, ("grpc.max_receive_message_length", longest), *more]
     if config.tls is None:
         return kind.insecure_channel(endpoint.address, options=options)

@@ -7,11 +7,15 @@ turn. It therefore closes nothing itself: the loop of the client does, or a thre
 
 import _thread
 import asyncio
+import concurrent.futures
+import contextlib
 import logging
 import math
 import queue
 import threading
+import time
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from types import ModuleType
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -21,10 +25,11 @@ from histospec.client import quiet_grpc
 from histospec.client.config import Endpoint
 from histospec.client.core.core import Core
 from histospec.client.core.shard import Shard
-from histospec.client.errors import ConfigurationError, HistoSpecError, Unavailable, from_status
-from histospec.client.transport import calls
+from histospec.client.errors import ConfigurationError, HistoSpecError, Unavailable, WrongLoop, from_status
+from histospec.client.transport import at_exit, calls
 from histospec.client.transport.calls import Call
 from histospec.client.transport.channel import metadata, open_channel
+from histospec.client.transport.keeping import Batch, Group, Keeper
 from histospec.client.transport.pump import Pump
 from histospec.client.transport.stream import Streams
 from histospec.client.values import Inspection
@@ -50,11 +55,15 @@ class _Connections:
         self._core = core
         self._streams = streams
         self._channels: dict[Endpoint, Any] = {}
+        self._keeper = Keeper(core)
         self._lock = threading.Lock()
         self._ended = False
         """Whether single calls raise Unavailable."""
         self._closed = False
         """Whether all connections are closed."""
+        self._reported = False
+        """Whether the log says what is lost at the end."""
+        at_exit.enter(self)
 
     def _open(self, kind: ModuleType, call: Call[Any]) -> tuple[Any, Any]:
         """Returns the channel for a call, and its method; `kind` is grpc or grpc.aio."""
@@ -100,9 +109,20 @@ class _Connections:
             code, details = reported.code(), reported.details() or ""
         self._core.unreachable(shard, code, details)
 
-    def _warn(self) -> None:
-        if waiting := self._core.stats().pending_commits:
-            log.warning("HistoSpec: a client was dropped without shutdown: %d finished responses are lost", waiting)
+    def at_exit(self) -> None:
+        """Sends finished responses when the process ends, and logs which are lost."""
+        raise NotImplementedError
+
+    def _report(self) -> None:
+        """Logs which responses are lost, because the client ends. May be called again."""
+        with self._lock:  # a thread may end a client that was dropped while the process ends
+            reported, self._reported = self._reported, True
+        if reported:
+            return
+        self._core.report_end()
+        if waiting := self._core.unacknowledged:
+            lost = "1 is lost" if waiting == 1 else f"{waiting} are lost"
+            log.warning("HistoSpec: the client ends before the server acknowledged its finished responses: %s", lost)
 
 
 class BlockingConnections(_Connections):
@@ -162,6 +182,24 @@ class BlockingConnections(_Connections):
 
         return _side_by_side(one, plan)
 
+    def keep(self, batch: Batch) -> list[bool]:
+        """Stores a batch. Returns for each of its responses whether it is stored. Never raises."""
+
+        def one(group: Group) -> None:
+            try:
+                stored = sum(self.one(call) for call in self._keeper.calls(batch, group))
+                self._keeper.keep(batch, group, stored)
+            except Exception as error:
+                self._keeper.lose(batch, group, error)
+
+        try:
+            self.find(self._core.config.timeouts.keep)
+            _side_by_side(one, batch.groups)
+            self._keeper.report(batch)
+        except Exception as error:
+            _not_kept(error)
+        return batch.stored
+
     def greet(self, timeout: float) -> list[Inspection]:
         """Asks every shard for its state when a worker starts. Returns the answers of those that let this client read.
 
@@ -182,6 +220,27 @@ class BlockingConnections(_Connections):
         answers = _side_by_side(one, calls.inspect(self._core, timeout))
         return [answer for answer in answers if answer is not None]
 
+    def flush(self, seconds: float) -> None:
+        """Sends what waits, and waits until the shards have acknowledged the commits."""
+        until = time.monotonic() + seconds
+        while touched := self._core.flush():
+            self._pump.run(partial(self._streams.kick, touched), until - time.monotonic())
+            self._pump.wait(partial(self._core.settled, touched), until - time.monotonic())
+            if time.monotonic() >= until:
+                self._core.overdue(touched)
+                return
+
+    def send_last(self) -> None:
+        """Sends finished responses before the client or its process ends, and reports which are lost."""
+        self.flush(self._core.config.timeouts.shutdown)
+        self._report()
+
+    def at_exit(self) -> None:
+        """Sends finished responses when the process ends."""
+        if self._core.unacknowledged:
+            self.flush(self._core.config.timeouts.shutdown)
+        self._report()
+
     def begin_end(self) -> bool:
         """Ends single calls: later ones raise Unavailable. Returns whether connections are to be closed."""
         self._ended = True
@@ -201,19 +260,21 @@ class BlockingConnections(_Connections):
                 channel.close()
             self._channels.clear()
             self._closed = True
+            at_exit.leave(self)
 
     def dropped(self) -> None:
-        """Closes the connections after the client was collected, in a thread."""
-        if quiet_grpc.forked() or not (self._channels or self._pump.used):
+        """Sends finished responses and closes the connections after the client was collected, in a thread."""
+        if quiet_grpc.forked() or not (self._channels or self._pump.used or self._core.unacknowledged):
+            at_exit.leave(self)
             return
         try:
             _thread.start_new_thread(self._end_quietly, ())
-        except RuntimeError:  # the interpreter shuts down
+        except RuntimeError:  # the interpreter shuts down, and `at_exit` sends them
             log.debug("HistoSpec: a client is left open at exit")
 
     def _end_quietly(self) -> None:
         try:
-            self._warn()
+            self.send_last()
             self._end()
         except Exception:
             log.debug("HistoSpec: a client that was dropped could not be closed", exc_info=True)
@@ -277,6 +338,28 @@ class LoopConnections(_Connections):
             for task in running:
                 task.cancel()
 
+    async def keep(self, batch: Batch) -> list[bool]:
+        """See BlockingConnections. Raises WrongLoop."""
+        gate = asyncio.Semaphore(AT_A_TIME)
+
+        async def one(group: Group) -> None:
+            async with gate:
+                try:
+                    stored = sum([await self.one(call) for call in self._keeper.calls(batch, group)])
+                    self._keeper.keep(batch, group, stored)
+                except Exception as error:
+                    self._keeper.lose(batch, group, error)
+
+        try:
+            await self.find(self._core.config.timeouts.keep)
+            await asyncio.gather(*map(one, batch.groups))
+            self._keeper.report(batch)
+        except WrongLoop:
+            raise
+        except Exception as error:
+            _not_kept(error)
+        return batch.stored
+
     async def greet(self, timeout: float) -> list[Inspection]:
         """See BlockingConnections."""
         await self.find(timeout)
@@ -290,6 +373,22 @@ class LoopConnections(_Connections):
 
         found = await asyncio.gather(*map(one, calls.inspect(self._core, timeout)))
         return [answer for answer in found if answer is not None]
+
+    async def flush(self, seconds: float) -> None:
+        """See BlockingConnections."""
+        until = time.monotonic() + seconds
+        while touched := self._core.flush():
+            self._streams.kick(touched)
+            await asyncio.sleep(0)
+            await self._until(partial(self._core.settled, touched), until - time.monotonic())
+            if time.monotonic() >= until:
+                self._core.overdue(touched)
+                return
+
+    async def send_last(self) -> None:
+        """See BlockingConnections."""
+        await self.flush(self._core.config.timeouts.shutdown)
+        self._report()
 
     async def end(self) -> None:
         """Closes the connections, also if the caller is cancelled meanwhile."""
@@ -305,32 +404,61 @@ class LoopConnections(_Connections):
         self._channels.clear()
         for channel in channels:
             await channel.close()
+        at_exit.leave(self)
 
-    def lost(self) -> bool:
-        """Returns whether the loop was closed. Then it ends the connections, as far as possible without it."""
+    def leave_closed_loop(self) -> None:
+        """Gives up the loop if it is closed, and with it all connections; another loop may send what waits."""
         loop = self._streams.loop
-        if loop is None or not loop.is_closed():
-            return False
-        self._warn()
-        self._core.stop()
-        self._streams.abandon()
-        return True
+        if loop is not None and loop.is_closed():
+            self._streams.give_up_loop()
+            self._channels.clear()
 
     def dropped(self) -> None:
-        """Closes the connections after the client was collected, on its loop."""
+        """Sends finished responses and closes the connections after the client was collected, on its loop."""
         loop = self._streams.loop
-        if quiet_grpc.forked() or loop is None:
+        if quiet_grpc.forked() or (loop is None and not self._core.unacknowledged):
+            at_exit.leave(self)
             return
         try:
+            if loop is None:
+                raise RuntimeError
             loop.call_soon_threadsafe(self._end_soon)
-        except RuntimeError:  # the loop is closed; nothing can wait any more
+        except RuntimeError:  # the loop is closed
+            self._dropped_later()
+
+    def _dropped_later(self) -> None:
+        """Ends the connections without their loop: in a thread with another one, if responses wait."""
+        if not self._core.unacknowledged:
             self._streams.abandon()
+            at_exit.leave(self)
+            return
+        with contextlib.suppress(RuntimeError):  # the interpreter shuts down, and `at_exit` sends them
+            _thread.start_new_thread(self.at_exit, ())
 
     def _end_soon(self) -> None:
-        self._warn()
-        task = asyncio.get_running_loop().create_task(self.end())
+        task = asyncio.get_running_loop().create_task(self._send_and_end())
         _ending.add(task)
         task.add_done_callback(_ending.discard)
+
+    async def _send_and_end(self) -> None:
+        await self.send_last()
+        await self.end()
+
+    def at_exit(self) -> None:
+        """Sends finished responses when the process ends, on the client's loop, or on another if that is closed."""
+        if not self._core.unacknowledged:
+            self._report()
+            return
+        self.leave_closed_loop()
+        loop = self._streams.loop
+        if loop is None:
+            asyncio.run(self._send_and_end())
+        elif loop.is_running():  # in another thread
+            sent = asyncio.run_coroutine_threadsafe(self.send_last(), loop)
+            concurrent.futures.wait([sent], self._core.config.timeouts.shutdown)
+            self._report()
+        else:
+            loop.run_until_complete(self.send_last())
 
 
 def _elsewhere(function: Callable[[], T]) -> T:
@@ -369,6 +497,11 @@ def _side_by_side(function: Callable[[S], T], inputs: Sequence[S]) -> list[T]:
     finally:
         over = True
     return ordered
+
+
+def _not_kept(error: Exception) -> None:
+    """Logs that a batch could not be sent: in a forked process, or where no more threads can begin."""
+    log.warning("HistoSpec: finished responses are not stored: %s", error)
 
 
 def _skip(lost: set[Shard], shard: Shard, error: Unavailable) -> None:

@@ -7,7 +7,7 @@ import math
 import time
 from typing import Any
 
-from histospec.client import AsyncDraftClient, HistoSpecError, Response
+from histospec.client import AsyncDraftClient, HistoSpecError, Response, arguments
 
 logger = logging.getLogger("histospec.verl")
 
@@ -40,7 +40,7 @@ def keep(output: Any, problem: str, seed: int | None) -> None:
     response = Response(
         output.response_ids,
         logprobs=output.response_logprobs or None,
-        reward=output.reward_score,
+        reward=arguments.known_reward("reward_score", output.reward_score),
         generated=[bool(wrote) for wrote in output.response_mask],
         seed=seed,
     )

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         stop_token_ids: Sequence[int] | None
         stop: str | Sequence[str] | None
         min_tokens: int
+        prompt_logprobs: int | None
         repetition_detection: Any
         extra_args: Mapping[str, Any] | None
 

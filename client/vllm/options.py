@@ -12,19 +12,27 @@ commit      false: the request gets drafts, but its response does not join the h
 
 Over HTTP the options come as `vllm_xargs`, which cannot contain dictionaries. Use a JSON text under "histospec", or
 flat keys such as "histospec.problem" (also with an underscore). With `False` under "histospec" the request gets no
-session, no drafts and no commit, for calls that only score a text.
+session, no drafts and no commit.
+
+Without any option, neither does a request that is no rollout: one that scores its prompt (`prompt_logprobs`), that asks
+for one token (`max_tokens=1`: classifiers, health checks, each step of a beam search), or that a router sends to the
+engine that prefills for another one. An option, such as `"commit": true`, makes it a rollout.
 """
 
 import json
 import logging
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from histospec.protocol.limits import MAX_EPOCH, MAX_PROBLEM
 
+if TYPE_CHECKING:
+    from histospec.client.vllm.interface import SamplingParams
+
 logger = logging.getLogger("histospec.vllm")
 
+ONE_TOKEN = "ask for one token"
 MAX_INT64 = 2**63 - 1
 KNOWN = ("problem", "epoch", "generated", "commit", "seed", "sample")
 
@@ -70,6 +78,20 @@ def read_options(extra_args: Mapping[str, Any] | None, prompt_tokens: int) -> Re
         _warn("generated", f"it is {options.generated}, must be less than the {prompt_tokens} tokens of the prompt")
         return options._replace(generated=None)
     return options
+
+
+def why_no_rollout(parameters: "SamplingParams", options: RequestOptions) -> str:
+    """Returns what a request without a session does, for the log; empty for a rollout."""
+    if not options.enabled:
+        return "are switched off"
+    if options != RequestOptions():
+        return ""
+    transfer = (parameters.extra_args or {}).get("kv_transfer_params")
+    if isinstance(transfer, Mapping) and transfer.get("do_remote_decode"):
+        return "prefill for another engine"
+    if parameters.prompt_logprobs is not None:
+        return "score their prompt"
+    return ONE_TOKEN if parameters.max_tokens == 1 else ""
 
 
 def _gather(extra_args: Mapping[str, Any]) -> dict[str, Any] | None:

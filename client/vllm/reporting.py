@@ -1,4 +1,4 @@
-"""Makes one log line per minute: the gain and the cost of drafts for an engine that generates. Does no I/O.
+"""Makes one log line per minute, and one at the end: the gain and the cost of drafts for an engine that generates.
 
 A step of a request yields one token, and one more for each accepted draft token. The estimated speed-up does not
 include the waits for drafts.
@@ -6,7 +6,7 @@ include the waits for drafts.
 
 import math
 import statistics
-from collections import deque
+from collections import Counter, deque
 
 from histospec.protocol.costs import speedup
 
@@ -20,12 +20,18 @@ class MinuteReport:
     def __init__(self) -> None:
         self._since: float | None = None  # start of the minute, on the monotonic clock
         self._waits: deque[float] = deque(maxlen=WAITS)
+        self._left_out: Counter[str] = Counter()  # requests without a session, by what they do
         self._clear()
 
     def _clear(self) -> None:
         self._seconds = 0.0
         self._steps = self._generated = self._drafted = self._asked = self._answered = 0
         self._waits.clear()
+        self._left_out.clear()
+
+    def left_out(self, why: str) -> None:
+        """Counts a request without a session. `why`: what such requests do, in words that end a line of the log."""
+        self._left_out[why] += 1
 
     def stepped(self, seconds: float, sampled: list[list[int]], drafted: int) -> None:
         """Counts a step of the engine.
@@ -65,6 +71,16 @@ class MinuteReport:
             self._since = now
         if now - self._since < MINUTE or not self._steps:
             return None
+        self._since = now
+        return self.rest(verify_cost, learned)
+
+    def rest(self, verify_cost: float, learned: bool) -> str | None:
+        """Returns the line of the steps since the last line, if there were any; else None. The arguments are as above.
+
+        At the end of an engine, so that a trial of less than a minute shows a line, too.
+        """
+        if not self._steps:
+            return None
         steps, generated, drafted = self._steps, self._generated, self._drafted
         parts = [f"{generated / steps:.2f} tokens per step of a request"]
         if drafted:
@@ -79,7 +95,9 @@ class MinuteReport:
             late = waits[math.ceil(0.99 * len(waits)) - 1]
             parts.append(f"waited for drafts {statistics.fmean(waits):.1f} ms per step (p99 {late:.1f} ms)")
         parts.append(f"estimated speed-up {speedup(generated, steps, drafted, verify_cost):.2f}")
+        if self._left_out:
+            kinds = ", ".join(f"{number} {why}" for why, number in self._left_out.items())
+            parts.append(f"without a session: {kinds}")
         line = f"HistoSpec: in {self._seconds:.0f} s of generating {', '.join(parts)}"
-        self._since = now
         self._clear()
         return line

@@ -16,6 +16,7 @@ A failure here never stops the engine: it is logged, and the requests go on with
 import logging
 import math
 import time
+import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -38,7 +39,7 @@ from histospec.client.vllm.interface import (
     Scheduler,
     SchedulerOutput,
 )
-from histospec.client.vllm.options import RequestOptions, read_options
+from histospec.client.vllm.options import ONE_TOKEN, RequestOptions, read_options, why_no_rollout
 from histospec.client.vllm.patches import weight_versions
 from histospec.client.vllm.reporting import MinuteReport
 from histospec.client.vllm.sessions import RequestSessions
@@ -83,6 +84,8 @@ class HistoSpecScheduler(Scheduler):
         self._probed = False  # whether the drafts of a probe arrived in the newest step
         self._failed = -math.inf  # the time of the last failure that was logged
         self._minute = MinuteReport()
+        # Also if the process ends without shutdown, as a script with an engine in its process does.
+        self._report_rest = weakref.finalize(self, _report_rest, self._minute, self._chooser)
 
     def add_request(self, request: Request) -> None:
         """Opens the session before the request runs, and once: a preempted request is not added again."""
@@ -185,8 +188,9 @@ class HistoSpecScheduler(Scheduler):
             self._versions.name(version)
 
     def shutdown(self) -> None:
-        """Sends the last commits and ends the client, then shuts vLLM's scheduler down."""
+        """Reports the last steps, sends the last commits and ends the client, then shuts vLLM's scheduler down."""
         with self._harmless("shutdown"):
+            self._report_rest()
             self._sessions.shut_down()
         super().shutdown()
 
@@ -229,17 +233,22 @@ class HistoSpecScheduler(Scheduler):
                 self._sessions.keep(request_id, request.num_output_tokens, step)
 
     def _open(self, request: Request) -> None:
-        """Opens a session for a request that generates text from tokens; other requests get none."""
+        """Opens a session for a request that generates a response from tokens; other requests get none."""
         parameters = request.sampling_params
         embedded = request.prompt_token_ids is None or getattr(request, "prompt_is_token_ids", None) is not None
-        if parameters is None or embedded or request.resumable:
+        if parameters is None or embedded or request.resumable or not request.prompt_token_ids:
             return
-        prompt = request.prompt_token_ids or ()
+        prompt = request.prompt_token_ids
         options = read_options(parameters.extra_args, len(prompt))
-        if options.enabled and prompt:
-            if self._seeds is not None:
-                options = options._replace(seed=self._seeds.give(request, options, self._epoch(options)))
-            self._sessions.begin(request.request_id, prompt, options)
+        why = why_no_rollout(parameters, options)
+        if why == ONE_TOKEN and self._sessions.client.continues(prompt):
+            why = ""  # the last token of a response that was aborted
+        if why:
+            self._minute.left_out(why)
+            return
+        if self._seeds is not None:
+            options = options._replace(seed=self._seeds.give(request, options, self._epoch(options)))
+        self._sessions.begin(request.request_id, prompt, options)
 
     def _epoch(self, options: RequestOptions) -> int:
         """Returns the version of the policy that will sample a request, as far as known; seeds change with it."""
@@ -322,6 +331,12 @@ class HistoSpecScheduler(Scheduler):
                 logger.exception("HistoSpec could not %s; the current requests go on without drafts", what)
             if forget:
                 self._sessions.forget()
+
+
+def _report_rest(minute: MinuteReport, chooser: ModeChooser) -> None:
+    """Logs the steps since the last minute's line."""
+    if (line := minute.rest(chooser.value, chooser.learned)) is not None:
+        logger.info("%s", line)
 
 
 def _chooser(model: ModelDrafter | None, verify_cost: float | None) -> ModeChooser:

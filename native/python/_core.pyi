@@ -41,6 +41,7 @@ class _SourceStats(TypedDict):
 class _NamespaceStats(TypedDict):
     lookups_hit: int
     lookups_miss: int
+    misnamed_lookups: int
     twins_hit: int
     twins_miss: int
     drafts_hit: int
@@ -482,6 +483,8 @@ class Engine:
         maps the name of each namespace to these counters:
 
         - `lookups_hit`, `lookups_miss`: sessions opened on a problem with, or without, finished responses
+        - `misnamed_lookups`: of the latter, those whose prompt has finished responses under another problem id, or
+          without one; a few may be missed
         - `twins_hit`, `twins_miss`: sessions opened with a seed that has, or has not, a twin
         - `drafts_hit`, `drafts_empty`: drafts with at least one token, and drafts without any
         - `draft_tokens`: drafted tokens

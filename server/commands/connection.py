@@ -14,6 +14,7 @@ from histospec.client.config import Config, Endpoint, Tls, configure
 from histospec.client.errors import ConfigurationError
 from histospec.client.errors import HistoSpecError as ClientError
 from histospec.client.transport.channel import metadata
+from histospec.client.transport.diagnosis import BY_THE_SERVER, diagnose
 from histospec.client.transport.discovery import resolve, topology
 from histospec.server.errors import ConfigError, Unavailable
 from histospec.server.settings.addresses import Address
@@ -36,8 +37,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(name, metavar="FILE", default=None, help=help_)
 
 
-def caller(endpoint: str, options: argparse.Namespace) -> Config:
-    """Returns the client configuration for an endpoint and these options. Raises ConfigError."""
+def caller(endpoint: str | None, options: argparse.Namespace) -> Config:
+    """Returns the client configuration for an endpoint and these options. Raises ConfigError.
+
+    `endpoint`: None takes HISTOSPEC_ENDPOINT.
+    """
     try:
         ca, certificate = options.tls_ca, options.tls_cert
         tls = Tls(ca, certificate, options.tls_key) if ca or certificate else None
@@ -75,13 +79,22 @@ async def find(config: Config, timeout: float) -> tuple[list[Endpoint], list[End
             shards |= {shard.name: shard for shard in answer}
         elif isinstance(answer, grpc.RpcError | ClientError):
             silent.append(endpoint)
-            reasons.append(f"{endpoint.address} cannot be reached ({_words(answer)})")
+            reasons.append(f"{endpoint.address} cannot be reached: {await _reason(endpoint, answer, config, timeout)}")
         elif isinstance(answer, BaseException):
             raise answer
     if not shards:
         raise Unavailable(f"{' and '.join(reasons)}")
     known = {shard.address for shard in shards.values()}
     return list(shards.values()), [endpoint for endpoint in silent if endpoint.address not in known]
+
+
+async def _reason(endpoint: Endpoint, error: grpc.RpcError | ClientError, config: Config, timeout: float) -> str:
+    """Returns why an endpoint does not answer, and what to do, in the words of the doctor."""
+    if isinstance(error, grpc.aio.AioRpcError) and error.code() not in BY_THE_SERVER:
+        trouble = await asyncio.to_thread(diagnose, endpoint.address, config.tls, timeout, endpoint.certified)
+        if trouble is not None:
+            return f"{trouble.text}; {trouble.advice}"
+    return _words(error)
 
 
 def _words(error: BaseException) -> str:

@@ -1,4 +1,4 @@
-"""`histospec status ENDPOINT`: shows the health of all shards and the gain from drafts."""
+"""`histospec status [ENDPOINT]`: shows the health of all shards and the gain from drafts."""
 
 import argparse
 import asyncio
@@ -38,7 +38,9 @@ class ShardReport(NamedTuple):
 def main(argv: Sequence[str]) -> int:
     """Prints the shards, their main numbers and hints. Returns 0 if every shard serves, else 1."""
     parser = ArgumentParser(prog="histospec status", description="Show the state of a draft service.")
-    parser.add_argument("endpoint", metavar="ENDPOINT", help=connection.ENDPOINT)
+    parser.add_argument(
+        "endpoint", metavar="ENDPOINT", nargs="?", help=f"{connection.ENDPOINT} (default: HISTOSPEC_ENDPOINT)"
+    )
     parser.add_argument(
         "--http",
         metavar="HOST:PORT[,...]",
@@ -74,7 +76,7 @@ async def _show(console: Console, config: Config, http: Sequence[Address], optio
     try:
         shards = await shard_reports(config, http, options.timeout)
     except Unavailable as error:
-        say(f"histospec status: {error}; is the server running there?")
+        say(f"histospec status: {error}")
         return 1
     if options.json:
         rows = [{"name": s.endpoint.name, "address": s.endpoint.address, "health": s.health, "status": s.status}

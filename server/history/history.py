@@ -328,6 +328,7 @@ class History:
             learned = bool(estimator) and await self.learning.take(namespace, estimator)
             batches = await self.threads.run("import", self._lacking, problems)
             results = await asyncio.gather(*map(self.add, batches), return_exceptions=True)
+            self.epochs.caught_up(namespace)
         kept: list[ResponseBatch] = []
         for result in results:
             if isinstance(result, BaseException):

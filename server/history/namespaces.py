@@ -5,7 +5,7 @@ import bisect
 import difflib
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 import structlog
 
@@ -97,6 +97,16 @@ class Namespaces:
             self._tenants.forgot(namespace, tenant)
 
 
+class Progress(NamedTuple):
+    """The epochs of a namespace."""
+
+    newest: int = 0
+    behind: int = 0
+    """How many responses arrived since the last one of the newest epoch: many if a run went back to a checkpoint."""
+    behind_epoch: int = 0
+    """The newest epoch of these."""
+
+
 class Epochs:
     """Knows the newest epoch of each namespace, and what may advance it. Used only on the event loop.
 
@@ -117,6 +127,7 @@ class Epochs:
         self._watch_seconds = watch_seconds
         self._follow = follow
         self._newest: dict[str, int] = {}
+        self._behind: dict[str, Progress] = {}  # of namespaces in which older responses arrived since
         self._explicit: set[str] = set()  # namespaces in which a caller has given an epoch
         self._begun: set[str] = set()  # namespaces that had epochs when the store was opened
         self._setbacks = 0  # drops and rewinds; epochs read from the store before the last one are outdated
@@ -126,6 +137,10 @@ class Epochs:
     def newest(self, namespace: str) -> int:
         """Returns the newest epoch of the namespace; 0 at first."""
         return self._newest.get(namespace, 0)
+
+    def progress(self, namespace: str) -> Progress:
+        """Returns the epochs of the namespace. Called from any thread."""
+        return self._behind.get(namespace, Progress())._replace(newest=self.newest(namespace))
 
     def check(self, field: str, namespace: str, epoch: int) -> None:
         """Raises InvalidRequest, which names the field, if an explicit epoch is too far ahead.
@@ -176,9 +191,21 @@ class Epochs:
             )
 
     def saw(self, batch: ResponseBatch) -> None:
-        """Raises the newest epoch to that of the batch."""
+        """Raises the newest epoch to that of the batch, and counts the batch if it is older."""
         namespace = batch.problem.namespace
-        self._newest[namespace] = max([self.newest(namespace), *(record.epoch for record in batch.records)])
+        newest = self.newest(namespace)
+        epoch = max((record.epoch for record in batch.records), default=newest)
+        self._newest[namespace] = max(newest, epoch)
+        if epoch >= newest:
+            self.caught_up(namespace)
+        else:
+            before = self._behind.get(namespace, Progress())
+            behind = before.behind + len(batch.records)
+            self._behind[namespace] = Progress(behind=behind, behind_epoch=max(epoch, before.behind_epoch))
+
+    def caught_up(self, namespace: str) -> None:
+        """Counts no response as older than the newest: also after an import, which brings old epochs."""
+        self._behind.pop(namespace, None)
 
     def open(self, stored: dict[str, int]) -> None:
         """Takes the namespaces of the store that was opened, with their newest epochs."""
@@ -192,6 +219,7 @@ class Epochs:
     def set_back(self, namespace: str, epoch: int | None) -> None:
         """Sets the newest epoch back to `epoch`. None: the namespace was dropped, and its epochs start again."""
         self._setbacks += 1
+        self.caught_up(namespace)
         if epoch is None:
             self._newest.pop(namespace, None)
             self._explicit.discard(namespace)

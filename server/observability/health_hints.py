@@ -35,6 +35,8 @@ class NamespaceFacts(NamedTuple):
     name: str
     hits: float = 0
     misses: float = 0
+    misnamed: float = 0
+    """Of the misses, sessions whose prompt has history under another problem id, or without one."""
     newest_epoch: int = 0
     history_responses: float = 0
     hits_ever: float = 0
@@ -44,6 +46,12 @@ class NamespaceFacts(NamedTuple):
     """Draft tokens from history."""
     accepted: float = 0
     """Accepted tokens of these."""
+    same_weights: bool = False
+    """Whether the weights that generate have written the text that drafts come from."""
+    behind: float = 0
+    """Responses that arrived since the last one of the newest epoch."""
+    behind_epoch: int = 0
+    """The newest epoch of these."""
     verify_cost: float | None = None
 
     @property
@@ -212,14 +220,36 @@ def _capacity(size: StoreSize) -> Iterator[Hint]:
 
 
 def _about(mine: NamespaceFacts, facts: Facts) -> Iterator[Hint]:
-    if mine.lookups >= A_FEW and mine.hits < HARDLY_ANY * mine.lookups:
-        yield _unknown_problems(mine, facts)
-    if mine.hits > mine.misses and mine.drafted >= ENOUGH_DRAFTED and mine.accepted < LOW_ACCEPTANCE * mine.drafted:
+    if mine.lookups >= A_FEW and mine.misnamed >= MISSED_SHARE * mine.lookups:
         text = (
-            f"Only {mine.accepted / mine.drafted:.0%} of the tokens drafted from history are accepted: the policy has "
-            "changed much since, or the temperature is high. The server shortens drafts automatically. Check that the "
-            "responses come from this model, and try fewer --history-epochs."
+            f"In the last ten minutes, {mine.misnamed:,.0f} of {_count(mine.lookups, 'session')} named a problem "
+            "without history, while their prompts are known under other problem ids, or without one. If the ids are "
+            "new in each step, as verl's uid is, leave the ids out: the prompt then identifies the problem. If several "
+            "problems have the same prompt on purpose, this ends with the first pass over the data."
         )
+        yield Hint("warn", f"{mine.name}: prompts are known under other ids", text)
+    elif mine.lookups >= A_FEW and mine.hits < HARDLY_ANY * mine.lookups:
+        yield _unknown_problems(mine, facts)
+    if mine.lookups and mine.behind >= A_FEW:
+        text = (
+            f"The last {_count(mine.behind, 'response')} are of epoch {mine.behind_epoch} or older, and the newest "
+            f"epoch is {mine.newest_epoch}. If the run continues from a checkpoint, call `rewind` with the epoch of "
+            "the checkpoint: drafts then no longer come from responses of later epochs, and new responses count as new."
+        )
+        yield Hint("warn", f"{mine.name}: epochs have gone back", text)
+    if mine.hits > mine.misses and mine.drafted >= ENOUGH_DRAFTED and mine.accepted < LOW_ACCEPTANCE * mine.drafted:
+        if mine.same_weights:
+            cause = (
+                "most are of responses of the same epoch, so the same weights sample other text each time: the "
+                "temperature is high. The server shortens drafts automatically. Coupled sampling (docs/coupled.md) "
+                "makes a policy repeat itself. If the weights do change, give epochs."
+            )
+        else:
+            cause = (
+                "the policy has changed much since, or the temperature is high. The server shortens drafts "
+                "automatically. Check that the responses come from this model, and try fewer --history-epochs."
+            )
+        text = f"Only {mine.accepted / mine.drafted:.0%} of the tokens drafted from history are accepted: {cause}"
         yield Hint("warn", f"{mine.name}: few draft tokens are accepted", text)
     if facts.streams and mine.verify_cost is not None and mine.verify_cost >= NOTHING_PAYS:
         text = (

@@ -17,6 +17,7 @@ from prometheus_client import Metric
 from histospec.native import SOURCES
 from histospec.protocol.gains import gain
 from histospec.server.errors import StoreError
+from histospec.server.history.namespaces import Progress
 from histospec.server.history.tenants import Tenants
 from histospec.server.logs.lines import RecentLines
 from histospec.server.observability.health_hints import Facts, hints
@@ -46,7 +47,7 @@ class Overview:
         recent_lines: RecentLines,
         watched: Sequence[Watched[Any]],
         store: Store,
-        newest_epoch: Callable[[str], int],
+        progress: Callable[[str], Progress],
         tenants: Tenants,
         aside: Executor,
     ) -> None:
@@ -61,7 +62,7 @@ class Overview:
         self._store = store
         self._peers = ShardHealth([peer for peer in config.peers if peer.name != me.name], config)
         self._samples = Samples()
-        self._runs = Runs(newest_epoch)
+        self._runs = Runs(progress)
         self._tenants = tenants
         self._size = StoreSize()
         self._started = time.monotonic()  # the wall clock may jump
@@ -91,18 +92,20 @@ class Overview:
         metrics = self._metrics
         counted = metrics.engine.read()
         totals = counted.totals()
+        buckets = [s.value for m in metrics.draft_seconds.collect() for s in m.samples if s.name.endswith("_bucket")]
         values = {name: float(totals[name]) for name in COUNTED if name in totals}
         values |= {
             "ingested_responses": metrics.counts.stored_responses,
             "ingested_tokens": metrics.counts.stored_tokens,
             "too_old_responses": metrics.counts.too_old,
             "store_errors": metrics.counts.store_errors,
+            "late_steps": _value(metrics.late_steps.collect()),
+            "batch_steps": buckets[-1],
             "streams": _value(metrics.streams.collect()),
             "sessions": totals["sessions"],
             "index_bytes": metrics.engine.index_bytes(),
             "history_tokens": totals["history_tokens"],
         }
-        buckets = [s.value for m in metrics.draft_seconds.collect() for s in m.samples if s.name.endswith("_bucket")]
         self._samples.add(Sample(now, values, buckets))
         self._runs.add(now, counted)
         with suppress(StoreError):  # the store is not open yet
@@ -145,7 +148,7 @@ class Overview:
                 for source in SOURCES
             },
             "tenants": self._tenants_in_use(),
-            "namespaces": self._runs.rows(),
+            "namespaces": self._runs.rows(_late(recent), _late(totals)),
             "namespaces_in_all": self._runs.in_all,
             "series": self._samples.series(offset=offset),
             "shards": shards,
@@ -205,6 +208,11 @@ class Overview:
             away=[shard["name"] for shard in shards if not shard["me"] and shard["state"] not in well],
             namespaces=self._runs.facts(),
         )
+
+
+def _late(counted: Mapping[str, float | None]) -> float:
+    """Returns the share of the steps of this server whose drafts were late."""
+    return (counted["late_steps"] or 0.0) / (counted["batch_steps"] or 1.0)
 
 
 def _value(metrics: Iterable[Metric]) -> float:

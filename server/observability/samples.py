@@ -21,7 +21,7 @@ BY_SOURCE = tuple(f"{source}.{name}" for source in SOURCES for name in ("draft_t
 COUNTED = (
     "lookups_hit", "lookups_miss", "twins_hit", "twins_miss", *STEPS, "draft_tokens", "accepted_tokens",
     "generated_tokens", *EVICTED, "ingested_responses", "ingested_tokens", "too_old_responses", "store_errors",
-    *BY_SOURCE,
+    *BY_SOURCE, "batch_steps", "late_steps",
 )  # fmt: skip
 """Numbers that only grow."""
 CONTENTS = ("sessions", "streams", "index_bytes", "history_tokens")

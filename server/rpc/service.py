@@ -36,8 +36,8 @@ STREAMS, STREAMS_EACH = 2048, 1024
 MOST_SIMILAR = MOST_SHARED = 8
 """Other namespaces in the answer to Inspect."""
 INSPECTED = (
-    "lookups_hit", "lookups_miss", "drafts_hit", "drafts_empty", "undrafted_tokens", "draft_tokens", "accepted_tokens",
-    "generated_tokens",
+    "lookups_hit", "lookups_miss", "misnamed_lookups", "drafts_hit", "drafts_empty", "undrafted_tokens", "draft_tokens",
+    "accepted_tokens", "generated_tokens",
 )  # fmt: skip
 """Counters of the engine that the answer to Inspect has under the same names."""
 
@@ -220,11 +220,14 @@ class DraftService(pb_grpc.DraftServiceServicer):
         names, columns, values, _ = self._engine.counters()
         if "read" in answer.rights and namespace in names:
             row = dict(zip(columns, values[names.index(namespace)].tolist(), strict=True))
+            progress = self._history.epochs.progress(namespace)
             facts = pb.NamespaceFacts(
                 problems=row["problems"],
                 responses=row["history_responses"],
                 sessions=row["sessions"],
-                newest_epoch=self._history.epochs.newest(namespace),
+                newest_epoch=progress.newest,
+                behind=progress.behind,
+                behind_epoch=progress.behind_epoch,
                 model_draft_tokens=row["model.draft_tokens"],
                 model_accepted_tokens=row["model.accepted_tokens"],
                 **{name: row[name] for name in INSPECTED},

@@ -129,6 +129,29 @@ def test_versions_that_fit() -> None:
     assert faults(facts(shard(inspection=replace(WELL, version="0.2.0")))) == [("warn", "version")]
 
 
+@pytest.mark.parametrize(
+    ("changes", "check", "said"),
+    [
+        (
+            {"lookups_hit": 0, "lookups_miss": 41, "misnamed_lookups": 31},
+            "lookups",
+            "31 of 41 sessions named a problem without responses",
+        ),
+        ({"lookups_hit": 90, "lookups_miss": 10, "misnamed_lookups": 10}, "", ""),
+        ({"lookups_hit": 0, "lookups_miss": 64}, "lookups", "none of 64 sessions"),
+        ({"newest_epoch": 20, "behind": 20, "behind_epoch": 16}, "epochs", "the last 20 responses are of epoch 16 or"),
+        ({"newest_epoch": 20, "behind": 19, "behind_epoch": 16}, "", ""),
+    ],
+)
+def test_what_hides_the_history(changes: dict[str, int], check: str, said: str) -> None:
+    assert WELL.namespace is not None
+    there = replace(WELL, namespace=replace(WELL.namespace, **changes))
+    found = examine(facts(shard(inspection=there), shard(1, inspection=replace(WELL, namespace=None))))
+    wrong = [finding for finding in found if finding.level != "ok"]
+    assert [finding.check for finding in wrong] == [check] * bool(check)
+    assert not wrong or said in wrong[0].text
+
+
 def test_what_is_said_of_all_shards_is_said_once() -> None:
     both = [ok("clock", "fine", "a"), ok("clock", "fine", "b"), bad("step", "late", "wait", "b")]
     assert merged(both, 2) == [ok("clock", "fine"), bad("step", "late", "wait", "b")]

@@ -115,7 +115,7 @@ sessions = client.open([prompt])
 client.step(sessions, [text])
 client.close(sessions)
 del client
-until(lambda: "HistoSpec: a client was dropped without shutdown: 1 finished responses are lost" in said)
+until(lambda: "HistoSpec: the client ends before the server acknowledged its finished responses: 1 is lost" in said)
 """
 
 ALIVE_AT_EXIT = """

@@ -1,18 +1,22 @@
 """The log lines about shards: one answers, does not answer, drafts again. The test controls the clock."""
 
 import logging
+import subprocess
+import sys
 from typing import Any
 
 import grpc
 import numpy as np
 import pytest
 
+from histospec.client import DraftClient
 from histospec.client.config import Breaker, Endpoint, configure
 from histospec.client.core.core import Core
 from histospec.client.core.message_limits import ServerLimits
 from histospec.client.core.outage_log import PAUSE, Outage
 from histospec.client.core.shard import Shard
 from histospec.v1 import draft_pb2 as pb
+from tests.support.servers import Server
 
 REFUSED = "HistoSpec: no drafts from h:1 (UNAVAILABLE: refused), going on WITHOUT drafts"
 CONNECTED = "HistoSpec: connected to h:1, namespace run"
@@ -240,3 +244,55 @@ def test_a_shard_that_is_found_but_does_not_answer(caplog: pytest.LogCaptureFixt
     assert len(worker.said) == 2
     worker.fail()
     assert worker.said == ["HistoSpec: no drafts from a at a:1 (UNAVAILABLE: refused), going on WITHOUT drafts"]
+
+
+# ---- a client that never gets a draft -------------------------------------------------------------------------------
+
+
+def said(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [r.getMessage() for r in caplog.records if r.name == "histospec.client" and r.levelno >= logging.WARNING]
+
+
+@pytest.mark.parametrize("steps", [1, 2, 8])
+def test_steps_that_are_all_late_are_named_once_and_at_the_end(
+    shared_server: Server, caplog: pytest.LogCaptureFixture, steps: int
+) -> None:
+    """The breaker opens after the third; a script may end before that."""
+    with DraftClient(shared_server.endpoint, "late", deadline=1e-9, breaker=Breaker(failures=3)) as client:
+        sessions = client.open([[1]])
+        for _ in range(steps):
+            assert [len(draft) for draft in client.step(sessions, [[2]])] == [0]
+        number = "1 step" if steps == 1 else f"{steps} steps"
+        assert len(said(caplog)) == (steps > 2)
+    *_, last = said(caplog)
+    assert last.startswith(
+        f"HistoSpec: {shared_server.endpoint} answered none of {number} within 1e-09 s, so there were NO drafts"
+    )
+    assert len(said(caplog)) == 1 + (steps > 2)
+
+
+def test_a_client_that_got_an_answer_or_asked_for_none_says_nothing(
+    shared_server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    with DraftClient(shared_server.endpoint, "late", deadline=60) as client:
+        client.step(client.open([[1]]), [[2]])
+    with DraftClient(shared_server.endpoint, "late", deadline=1e-9) as client:
+        client.step(client.open([[1]]), [[2]], max_tokens=0)
+    with DraftClient("127.0.0.1:9", "late"):
+        pass
+    assert said(caplog) == []
+
+
+def test_a_short_script_without_a_server_says_so() -> None:
+    """It ends before the reason is found out. Its only step is enough, with and without shutdown."""
+    for end in ("client.shutdown()", ""):
+        script = (
+            "from histospec.client import DraftClient\nclient = DraftClient('127.0.0.1:9', 'run', deadline=10)\n"
+            f"print(client.step(client.open([[1]]), [[2]]))\n{end}"
+        )
+        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0
+        (line,) = done.stderr.splitlines()
+        assert line.startswith("HistoSpec: no ")
+        assert "127.0.0.1:9" in line
+        assert "going on WITHOUT drafts" in line

@@ -38,6 +38,31 @@ def test_the_next_minute_starts_from_nothing() -> None:
     )
 
 
+def test_the_end_of_a_short_trial_has_a_line() -> None:
+    report = MinuteReport()
+    assert report.rest(0.05, False) is None
+    report.line(0.0, 0.05, False)
+    report.stepped(2.0, [[1, 2, 3]], 2)
+    assert report.line(MINUTE - 1, 0.05, False) is None
+    line = report.rest(0.05, False)
+    assert str(line).startswith("HistoSpec: in 2 s of generating 3.00 tokens per step of a request, 100% of 2 drafted")
+    assert report.rest(0.05, False) is None
+
+
+def test_requests_without_a_session_are_counted_by_what_they_do() -> None:
+    report = MinuteReport()
+    report.line(0.0, 0.05, False)
+    for _ in range(3):
+        report.left_out("score their prompt")
+    report.left_out("ask for one token")
+    assert report.line(MINUTE, 0.05, False) is None  # without a step there is no line, and no count is lost
+    report.stepped(1.0, [[1]], 0)
+    line = str(report.line(MINUTE, 0.05, False))
+    assert line.endswith("speed-up 1.00, without a session: 3 score their prompt, 1 ask for one token")
+    report.stepped(1.0, [[1]], 0)
+    assert "session" not in str(report.line(2 * MINUTE, 0.05, False))
+
+
 def test_an_idle_engine_says_nothing() -> None:
     report = MinuteReport()
     report.line(0.0, 0.05, False)

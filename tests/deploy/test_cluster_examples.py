@@ -1,6 +1,7 @@
 """The examples in a real control plane, beside a release of the chart: `make test-cluster`."""
 
 import copy
+from pathlib import Path
 
 import pytest
 import yaml
@@ -15,7 +16,7 @@ from tests.support.waiting import eventually
 
 RAY_JOB = PLANE / "ray.io_rayjobs.yaml"
 """KubeRay's definition of RayJob, as scripts/install-control-plane downloads it."""
-RAY_JOBS = f"/apis/ray.io/v1/namespaces/{NAMESPACE}/rayjobs"
+RAY, RAY_JOBS = "/apis/ray.io/v1", f"namespaces/{NAMESPACE}/rayjobs"
 
 pytestmark = asked_for
 
@@ -62,18 +63,34 @@ def test_the_api_server_takes_the_other_examples(release: Release) -> None:
         release.api.try_out(manifest, NAMESPACE)
 
 
+def define(release: Release, path: Path, root: str, objects: str) -> None:
+    """Creates the definition of an operator's object. Returns once the API server serves the group and the objects."""
+    if not path.exists():
+        pytest.skip(f"needs {path.relative_to(ROOT)}, see scripts/install-control-plane")
+    definition = yaml.load(path.read_text(), Loader=yaml.CSafeLoader)
+    release.api.call("POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", definition)
+    served = (root, f"{root}/{objects}")
+    eventually(lambda: all(release.api.exists(path) for path in served), f"{objects} are not served")
+
+
+def test_kueue_s_definitions_take_the_queue(release: Release) -> None:
+    for objects in ("resourceflavors", "clusterqueues", f"namespaces/{NAMESPACE}/localqueues"):
+        path = PLANE / f"kueue.x-k8s.io_{objects.rpartition('/')[2]}.yaml"
+        define(release, path, "/apis/kueue.x-k8s.io/v1beta2", objects)
+    manifests = example("kueue.yaml")
+    for manifest in manifests:
+        release.api.try_out(manifest, NAMESPACE)
+    one(manifests, "ClusterQueue")["spec"]["quotas"] = []
+    with pytest.raises(Refused, match=r"unknown field .*quotas"):
+        release.api.try_out(one(manifests, "ClusterQueue"), NAMESPACE)
+
+
 def test_kuberay_s_definition_takes_the_job(release: Release) -> None:
-    if not RAY_JOB.exists():
-        pytest.skip(f"needs {RAY_JOB.relative_to(ROOT)}, see scripts/install-control-plane")
-    definition = yaml.load(RAY_JOB.read_text(), Loader=yaml.CSafeLoader)
-    definitions = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
-    release.api.call("POST", definitions, definition)
-    served = ("/apis/ray.io/v1", RAY_JOBS)
-    eventually(lambda: all(release.api.exists(path) for path in served), "RayJob is not served")
+    define(release, RAY_JOB, RAY, RAY_JOBS)
     (job,) = example("verl-rayjob.yaml")
     release.api.try_out(job, NAMESPACE)
     apply(release, job)
-    (made,) = release.api.items(RAY_JOBS)
+    (made,) = release.api.items(f"{RAY}/{RAY_JOBS}")
     kept, given = (found["spec"]["rayClusterSpec"]["workerGroupSpecs"][0] for found in (made, job))
     assert kept["template"] == given["template"]
     assert kept.items() >= given.items(), "the server adds what has a default"

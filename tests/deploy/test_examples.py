@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from histospec.client import DraftClient, Response
+from histospec.protocol.names import DRAFT_SERVICE
 from tests.support.charts import NAMESPACE, one, operator_takes, render
 from tests.support.examples import (
     FOLDER,
@@ -28,7 +29,9 @@ from tests.support.servers import Server
 from tests.support.waiting import eventually
 
 KUBERNETES = ("1.28", "1.30", "1.33")
-MANIFESTS = ("sidecar.yaml", "vllm.yaml", "verl-rayjob.yaml", "podmonitor.yaml")
+MANIFESTS = (
+    "sidecar.yaml", "vllm.yaml", "verl-rayjob.yaml", "podmonitor.yaml", "kueue.yaml", "keda.yaml", "grpcroute.yaml",
+)  # fmt: skip
 SCALED = ("--values", FOLDER / "values-autoscaling.yaml")
 SCRAPE = ROOT / "deploy" / "prometheus" / "kubernetes.yaml"
 
@@ -85,6 +88,31 @@ KubeRay's own definition. Pods are left out, since Kubernetes' schema describes 
 """
 
 
+QUANTITY: Schema = {"anyOf": [WHOLE, {"type": "string", "pattern": "^[0-9]+([KMGTPE]i)?$"}]}
+PREEMPTION: Schema = {"enum": ["Never", "LowerPriority", "LowerOrNewerEqualPriority"]}
+QUOTA = _fields({"name": NAME, "nominalQuota": QUANTITY}, "name", "nominalQuota")
+FLAVOR = _fields({"name": NAME, "resources": {"type": "array", "items": QUOTA}}, "name", "resources")
+QUOTAS = {
+    "coveredResources": {"type": "array", "items": NAME},
+    "flavors": {"type": "array", "items": FLAVOR},
+}
+KUEUE: dict[str, Schema] = {
+    "ResourceFlavor": _fields({"nodeLabels": TEXTS}),
+    "ClusterQueue": _fields(
+        {
+            "namespaceSelector": _fields({"matchLabels": TEXTS}),
+            "preemption": _fields({"withinClusterQueue": PREEMPTION}),
+            "resourceGroups": {"type": "array", "items": _fields(QUOTAS, *QUOTAS)},
+        }
+    ),
+    "LocalQueue": _fields({"clusterQueue": NAME}),
+}
+"""By kind, the fields of a specification of Kueue 0.19 (kueue.x-k8s.io/v1beta2) that an example may use.
+
+test_cluster_examples.py has a real API server check the example against Kueue's own definitions.
+"""
+
+
 def test_every_example_is_tested() -> None:
     assert {path.name for path in FOLDER.iterdir()} == {*MANIFESTS, SCALED[1].name}
 
@@ -115,6 +143,64 @@ def test_kuberay_takes_the_job() -> None:
         at[path[-1]] = value
         with pytest.raises(jsonschema.ValidationError):
             jsonschema.validate(wrong, RAY_JOB)
+
+
+def test_kueue_takes_the_queue() -> None:
+    jsonschema = pytest.importorskip("jsonschema", reason="comes with kubernetes-validate")
+    manifests = example("kueue.yaml")
+    assert [manifest["kind"] for manifest in manifests] == list(KUEUE)
+    for manifest in manifests:
+        assert manifest["apiVersion"] == "kueue.x-k8s.io/v1beta2"
+        jsonschema.validate(manifest["spec"], KUEUE[manifest["kind"]])
+    one(manifests, "ClusterQueue")["spec"]["resourceGroups"][0]["flavors"][0]["resources"][0]["quota"] = 1
+    with pytest.raises(jsonschema.ValidationError, match="quota"):
+        jsonschema.validate(one(manifests, "ClusterQueue")["spec"], KUEUE["ClusterQueue"])
+
+
+def test_the_queue_admits_the_job() -> None:
+    flavor, queue, local = example("kueue.yaml")
+    (group,) = queue["spec"]["resourceGroups"]
+    (quotas,) = group["flavors"]
+    assert local["spec"]["clusterQueue"] == queue["metadata"]["name"]
+    assert quotas["name"] == flavor["metadata"]["name"]
+    assert queue["spec"]["namespaceSelector"]["matchLabels"] == {"kubernetes.io/metadata.name": NAMESPACE}
+    cluster = rayjob()["rayClusterSpec"]
+    counts = {"head": 1} | {group["groupName"]: group["replicas"] for group in cluster["workerGroupSpecs"]}
+    wanted = dict.fromkeys(group["coveredResources"], 0)
+    for name, template in ray_pods():
+        for container in template["spec"]["containers"]:
+            given = container["resources"]["limits"] | container["resources"]["requests"]
+            for resource, amount in given.items():
+                wanted[resource] += counts[name] * int(str(amount).removesuffix("Gi"))
+    offered = {entry["name"]: int(str(entry["nominalQuota"]).removesuffix("Gi")) for entry in quotas["resources"]}
+    assert list(offered) == group["coveredResources"]
+    assert all(offered[resource] >= amount for resource, amount in wanted.items()), "the job waits for ever"
+
+
+def test_keda_scales_the_shards_as_the_chart_would() -> None:
+    (scaled,) = example("keda.yaml")
+    manifests = render(*NAMED, *SCALED)
+    scaler = one(manifests, "HorizontalPodAutoscaler")["spec"]
+    spec = scaled["spec"]
+    assert spec["scaleTargetRef"] == scaler["scaleTargetRef"]
+    assert (spec["minReplicaCount"], spec["maxReplicaCount"]) == (scaler["minReplicas"], scaler["maxReplicas"])
+    assert spec["advanced"]["horizontalPodAutoscalerConfig"]["behavior"] == scaler["behavior"]
+    (trigger,) = spec["triggers"]
+    assert trigger["metadata"]["threshold"] == scaler["metrics"][0]["pods"]["target"]["averageValue"]
+
+
+def test_the_route_leads_to_the_release() -> None:
+    gateway, route = example("grpcroute.yaml")
+    (rule,) = route["spec"]["rules"]
+    (backend,) = rule["backendRefs"]
+    (service,) = [m for m in render(*NAMED) if m["kind"] == "Service" and m["metadata"]["name"] == backend["name"]]
+    assert backend["port"] in {port["port"] for port in service["spec"]["ports"] if port["name"] == "grpc"}
+    assert [match["method"]["service"] for match in rule["matches"]] == [DRAFT_SERVICE]
+    (listener,) = gateway["spec"]["listeners"]
+    (parent,) = route["spec"]["parentRefs"]
+    assert (parent["name"], parent["sectionName"]) == (gateway["metadata"]["name"], listener["name"])
+    assert listener["hostname"] in route["spec"]["hostnames"]
+    assert listener["tls"]["mode"] == "Terminate", "tokens would travel in clear text"
 
 
 def test_kuberay_and_ray_pass_the_command_on_as_it_is() -> None:
@@ -149,12 +235,21 @@ def test_what_selects_the_workers_finds_them() -> None:
     assert all(container[probe]["httpGet"]["port"] in ports for probe in container if probe.endswith("Probe"))
 
 
-def test_the_operator_takes_the_monitor() -> None:
-    (monitor,) = example("podmonitor.yaml")
-    done = operator_takes([monitor])
+@pytest.mark.parametrize(
+    ("name", "kind", "field"),
+    [
+        ("podmonitor.yaml", "PodMonitor", "podMetricsEndpoints"),
+        ("keda.yaml", "ScaledObject", "triggers"),
+        ("grpcroute.yaml", "Gateway", "listeners"),
+        ("grpcroute.yaml", "GRPCRoute", "rules"),
+    ],
+)
+def test_the_operator_takes_the_example(name: str, kind: str, field: str) -> None:
+    manifests = example(name)
+    done = operator_takes(manifests)
     assert done.returncode == 0, done.stderr
-    monitor["spec"]["podMetricsEndpoints"] = "http"
-    assert "podMetricsEndpoints" in operator_takes([monitor]).stderr, "the schemas let everything through"
+    one(manifests, kind)["spec"][field] = "http"
+    assert field in operator_takes(manifests).stderr, "the schemas let everything through"
 
 
 @pytest.mark.parametrize("version", KUBERNETES)
@@ -200,3 +295,5 @@ def test_prometheus_scrapes_shards_and_workers_by_their_pods(server: Server, tmp
         eventually(lambda: found(run) == {(shard[0], "a-run", shard[1])}, "the label of a run is not the server's")
         load = f'histospec_event_loop_cpu_seconds_total{{namespace="{NAMESPACE}",pod="{shard[1]}"}}'
         assert found(load) == {(shard[0], NAMESPACE, shard[1])}, "the adapter cannot find the load of the pod"
+        (trigger,) = one(example("keda.yaml"), "ScaledObject")["spec"]["triggers"]
+        eventually(lambda: len(prometheus.query(trigger["metadata"]["query"])) == 1, "KEDA's query finds no load")

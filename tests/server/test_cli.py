@@ -1,20 +1,29 @@
 """The `histospec` command from the user's side."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+import trustme
 
-from tests.support import children
+from tests.support import certificates, children
 from tests.support.servers import Server, Starter
 from tests.support.wires import Wire
 
 
-def histospec(*words: str) -> "subprocess.CompletedProcess[str]":
+def histospec(*words: str, **variables: str) -> "subprocess.CompletedProcess[str]":
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("HISTOSPEC_")}
     return subprocess.run(
-        [sys.executable, "-m", "histospec.server", *words], cwd="/", capture_output=True, text=True, timeout=60
+        [sys.executable, "-m", "histospec.server", *words],
+        cwd="/",
+        env=environment | variables,
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
 
 
@@ -35,7 +44,7 @@ def test_no_command_or_a_wrong_one() -> None:
     assert result.returncode == 2
     assert (
         result.stderr == "histospec: unknown command 'surve'; use one of "
-        "serve, replay, snapshot, restore, forget, bench, doctor, status\n"
+        "serve, run, replay, snapshot, restore, forget, bench, doctor, status\n"
     )
 
 
@@ -158,7 +167,47 @@ def test_status_of_a_shard_that_listens_everywhere(start_server: Starter) -> Non
 def test_status_of_nobody() -> None:
     result = histospec("status", "127.0.0.1:1")
     assert result.returncode == 1
-    assert result.stderr.startswith("histospec status: 127.0.0.1:1 cannot be reached (UNAVAILABLE")
-    assert result.stderr.count("\n") == 1
+    assert result.stderr == (
+        "histospec status: 127.0.0.1:1 cannot be reached: connection refused; "
+        "is the server running there, and is this its port?\n"
+    )
     assert histospec("status", "nowhere").returncode == 2
-    assert histospec("status").returncode == 2
+    result = histospec("status")
+    assert result.returncode == 2
+    assert "HISTOSPEC_ENDPOINT" in result.stderr
+
+
+def test_status_and_doctor_find_the_endpoint_of_workers(server: Server) -> None:
+    """As an argument, or in their variable."""
+    told = histospec("status", "--http", server.http, HISTOSPEC_ENDPOINT=server.endpoint)
+    assert (told.returncode, told.stderr) == (0, "")
+    assert server.endpoint in told.stdout
+    for words, variables in (
+        ([server.endpoint], {}),
+        (["--endpoint", server.endpoint], {}),
+        ([server.endpoint], {"HISTOSPEC_ENDPOINT": "127.0.0.1:1"}),
+        ([], {"HISTOSPEC_ENDPOINT": server.endpoint}),
+    ):
+        told = histospec("doctor", *words, "--namespace", "run", **variables)
+        assert server.endpoint in told.stdout, told.stderr
+        assert "refused" not in told.stdout
+    told = histospec("doctor", "h:1", "--endpoint", "h:2", "--namespace", "run")
+    assert told.returncode == 2
+    assert "--endpoint: there is an ENDPOINT without it; give one of them" in told.stderr
+
+
+def test_status_explains_a_wrong_port_as_the_doctor_does(start_server: Starter, tmp_path: Path) -> None:
+    plain = start_server()
+    files = certificates.issue(tmp_path, trustme.CA())
+    guarded = start_server("--tls-cert", str(files / "server.pem"), "--tls-key", str(files / "server.key"))
+    authority = ("--tls-ca", str(files / "ca.pem"))
+    for words, reason in (
+        ([plain.http], "it speaks HTTP/1, not gRPC; is this the server's HTTP port"),
+        ([guarded.endpoint], "it speaks TLS, and this client plain text; set HISTOSPEC_TLS_CA"),
+        ([plain.endpoint, *authority], "it speaks plain text, and this client TLS; unset HISTOSPEC_TLS_CA"),
+    ):
+        told = histospec("status", *words, "--timeout", "20")
+        assert told.returncode == 1
+        *_, last = told.stderr.splitlines()  # gRPC may log a line of its own before
+        assert last.startswith(f"histospec status: {words[0]} cannot be reached: {reason}")
+    assert histospec("status", guarded.endpoint, *authority, "--http", guarded.http).returncode == 0

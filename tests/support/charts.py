@@ -23,12 +23,19 @@ RELEASE, NAMESPACE = "run", "rl"
 Manifest = dict[str, Any]
 
 VALIDATE = """
-const folder = "file://" + process.argv[1] + "/@kubernetes-models/prometheus-operator/monitoring.coreos.com/v1/";
+const [root, packages] = [process.argv[1], JSON.parse(process.argv[2])];
 for (const manifest of JSON.parse(await new Response(process.stdin).text())) {
-  const models = await import(folder + manifest.kind + ".js");
-  new models[manifest.kind](manifest).validate();
+  const [group] = manifest.apiVersion.split("/");
+  const path = `${root}/@kubernetes-models/${packages[group]}/${manifest.apiVersion}/${manifest.kind}.js`;
+  new (await import("file://" + path))[manifest.kind](manifest).validate();
 }
 """
+MODELS = {
+    "monitoring.coreos.com": "prometheus-operator",
+    "keda.sh": "keda",
+    "gateway.networking.k8s.io": "gateway-api",
+}
+"""By API group, the npm package of @kubernetes-models with the schemas of an operator."""
 
 
 def helm(*words: object) -> "subprocess.CompletedProcess[str]":
@@ -88,12 +95,13 @@ def pod_of(manifest: Manifest) -> Any:
 
 
 def operator_takes(manifests: list[Manifest]) -> "subprocess.CompletedProcess[str]":
-    """Validates objects by the schemas of the Prometheus operator; also where these refuse one."""
+    """Validates objects by the schemas of their operators; also where these refuse one."""
     node = program("node")
-    if not (TOOLS / "@kubernetes-models" / "prometheus-operator").exists():
-        pytest.skip("needs @kubernetes-models/prometheus-operator, see scripts/install-tools")
+    for package in {MODELS[manifest["apiVersion"].partition("/")[0]] for manifest in manifests}:
+        if not (TOOLS / "@kubernetes-models" / package).exists():
+            pytest.skip(f"needs @kubernetes-models/{package}, see scripts/install-tools")
     return subprocess.run(
-        [node, "--input-type=module", "--eval", VALIDATE, str(TOOLS)],
+        [node, "--input-type=module", "--eval", VALIDATE, str(TOOLS), json.dumps(MODELS)],
         input=json.dumps(manifests), capture_output=True, text=True, timeout=60,
     )  # fmt: skip
 

@@ -48,10 +48,10 @@ class Child:
             try:
                 line = self._lines.get(timeout=max(0.0, until - time.monotonic()))
             except queue.Empty:
-                raise AssertionError(f"no line with {text!r} came: {self._output()}") from None
+                raise AssertionError(f"no line with {text!r} came: {self.so_far()}") from None
             if line is None:
                 code = self.process.wait(SECONDS)
-                raise AssertionError(f"ended with {code} before a line with {text!r} came: {self._output()}")
+                raise AssertionError(f"ended with {code} before a line with {text!r} came: {self.so_far()}")
             times -= text in line
 
     def end(self) -> tuple[int, str]:
@@ -59,9 +59,9 @@ class Child:
         try:
             code = self.process.wait(SECONDS)
         except subprocess.TimeoutExpired:
-            raise AssertionError(f"does not end: {self._output()}") from None
+            raise AssertionError(f"does not end: {self.so_far()}") from None
         self._reader.join(SECONDS)
-        return code, self._output()
+        return code, self.so_far()
 
     def _read(self) -> None:
         assert self.process.stdout is not None
@@ -70,7 +70,8 @@ class Child:
             self._lines.put(line)
         self._lines.put(None)
 
-    def _output(self) -> str:
+    def so_far(self) -> str:
+        """All that it said."""
         return "".join(self._seen)
 
 

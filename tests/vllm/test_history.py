@@ -64,8 +64,9 @@ def test_max_tokens(
 def test_one_token(
     engine: Callable[..., Any], shared_server: Server, prompts: list[list[int]], check: Callable[..., Any]
 ) -> None:
+    """An option says that it is a rollout; test_no_rollouts.py has requests for one token without."""
     rollouts = engine(shared_server.endpoint)
-    check(prompts, rollouts.generate(prompts, max_tokens=1))
+    check(prompts, rollouts.generate(prompts, max_tokens=1, extra_args={"histospec": {"epoch": 0}}))
 
 
 def test_stop_tokens(

@@ -53,6 +53,7 @@ class Engine:
 
     def start(self, endpoint: str, namespace: str, tokens: int = 16, **environment: str) -> Any:
         """An engine with these settings, and nothing printed yet."""
+        self.do(end=True)  # the engine before reports its last steps
         self.lines.clear()
         drafts = {
             "speculative_config": {
@@ -276,6 +277,30 @@ def test_a_line_a_minute_while_it_generates(
     # The engine of the test before may still miss its server.
     (connected,) = (line for line in engine.said if not re.search("of generating|no server at", line))
     assert "connected to" in connected
+
+
+def test_a_trial_of_less_than_a_minute_shows_its_gain(
+    engine: Engine, server: Server, namespace: str, prompts: list[list[int]]
+) -> None:
+    engine.start(server.endpoint, namespace)
+    engine.do(generate=prompts[:2])
+    engine.do(end=True)
+    assert re.match(r"INFO HistoSpec: in \d+ s of generating \S+ tokens per step of a request, ", engine.said[-1])
+
+
+@pytest.mark.usefixtures("short_minutes")
+def test_the_line_counts_requests_without_a_session(
+    engine: Engine, server: Server, namespace: str, prompts: list[list[int]]
+) -> None:
+    engine.start(server.endpoint, namespace)
+
+    def said() -> bool:
+        engine.do(generate=prompts[:3], max_tokens=1, prompt_logprobs=0)
+        engine.do(generate=prompts[:2], max_tokens=1)
+        counted = re.compile(r"without a session: \d+ score their prompt, \d+ ask for one token$")
+        return any(map(counted.search, engine.said))
+
+    eventually(said)
 
 
 @pytest.mark.parametrize("option", [{"min_p": 0.1, "temperature": 1}, {"logit_bias": {"1": 2.0}}])

@@ -5,6 +5,7 @@
 It reads commands from standard input, one JSON object per line, and answers each with a line of ANSWER and JSON:
 
 - {"start": vLLM's arguments, "environment": {...}}: an engine as if it had just started, in place of the one before;
+- {"end": true}: ends that engine;
 - {"generate": prompts, ...}: rolls them out; further keys are those of SamplingParams;
 - {"seconds": n}: a minute between two lines is so long from now on.
 
@@ -37,20 +38,26 @@ class Process:
     def do(self, command: dict[str, Any]) -> Any:
         if "start" in command:
             return self._start(command["start"], command.get("environment", {}))
+        if "end" in command:
+            return self._end()
         if "seconds" in command:
             return self._shorten(command["seconds"])
         return self._generate(command.pop("generate"), command)
 
     def _start(self, arguments: dict[str, Any], environment: dict[str, str]) -> str:
-        if self._lent is not None:
-            self._engines.give_back(self._lent[0], **self._lent[1])
-            self._lent = None
+        self._end()
         for name in [name for name in os.environ if name.startswith("HISTOSPEC_")]:
             del os.environ[name]
         os.environ.update(environment)
         arguments = DEFAULTS | {"model": self._model} | arguments
         self._lent = self._engines.borrow(**arguments), arguments
         return "started"
+
+    def _end(self) -> str:
+        if self._lent is not None:
+            self._engines.give_back(self._lent[0], **self._lent[1])
+            self._lent = None
+        return "ended"
 
     def _shorten(self, seconds: float) -> str:
         from histospec.client.core import outage_log

@@ -35,6 +35,7 @@ struct SourceStats {
 struct NamespaceStats {
   std::uint64_t lookups_hit = 0;  // sessions opened on a problem that has finished responses
   std::uint64_t lookups_miss = 0;
+  std::uint64_t misnamed_lookups = 0;  // of these, sessions whose prompt has responses under another problem id
   std::uint64_t twins_hit = 0;  // sessions opened with a seed that has a twin
   std::uint64_t twins_miss = 0;
   std::uint64_t drafts_hit = 0;  // drafts with at least one token
@@ -79,6 +80,8 @@ inline constexpr Described kCounted[] = {
      "Sessions opened, by whether their problem had history."},
     {"lookups_miss", &NamespaceStats::lookups_miss, "problem_lookups", "result", "miss",
      "Sessions opened, by whether their problem had history."},
+    {"misnamed_lookups", &NamespaceStats::misnamed_lookups, "misnamed_lookups", "", "",
+     "Sessions opened on a problem without history whose prompt has history under another problem id, or without one."},
     {"twins_hit", &NamespaceStats::twins_hit, "twin_lookups", "result", "hit",
      "Sessions opened with a seed, by whether the latest response drawn with it was there."},
     {"twins_miss", &NamespaceStats::twins_miss, "twin_lookups", "result", "miss",

@@ -166,6 +166,7 @@ Opened Engine::open(const std::string& name, Tokens prompt, const std::string& i
   opened.known = problem->known();
   NamespaceStats& counters = namespace_->counters;
   ++(opened.known ? counters.lookups_hit : counters.lookups_miss);
+  if (!opened.known && namespace_->prompts.known_elsewhere(*problem)) ++counters.misnamed_lookups;
   if (seed) ++(twin ? counters.twins_hit : counters.twins_miss);
   state_->evictor.relieve();
   return opened;

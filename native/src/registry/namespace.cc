@@ -5,14 +5,22 @@
 namespace histospec {
 
 void Prompts::add(Problem& problem) {
-  if (problem.key.prompt.empty()) return;
+  if (!problem.key.id.empty()) {
+    const Problem*& named = named_.try_emplace(problem.key.prompt_hash, &problem).first->second;
+    if (!named->known()) named = &problem;
+    return;
+  }
   const auto length = lengths_.try_emplace(problem.key.prompt.size(), 0).first;
   by_hash_.emplace(problem.key.hash, &problem);
   ++length->second;
 }
 
 void Prompts::remove(const Problem& problem) {
-  if (problem.key.prompt.empty()) return;
+  if (!problem.key.id.empty()) {
+    const auto named = named_.find(problem.key.prompt_hash);
+    if (named != named_.end() && named->second == &problem) named_.erase(named);
+    return;
+  }
   const auto [first, last] = by_hash_.equal_range(problem.key.hash);
   for (auto found = first; found != last; ++found) {
     if (found->second != &problem) continue;
@@ -21,6 +29,16 @@ void Prompts::remove(const Problem& problem) {
     if (--length->second == 0) lengths_.erase(length);
     return;
   }
+}
+
+bool Prompts::known_elsewhere(const Problem& problem) const {
+  const auto known = [&problem](const auto& entry)
+                         REQUIRES(engine_lock) { return entry.second != &problem && entry.second->known(); };
+  const std::uint64_t hash = problem.key.prompt_hash;
+  const auto named = named_.find(hash);
+  if (named != named_.end() && known(*named)) return true;
+  const auto [first, last] = by_hash_.equal_range(hash);
+  return std::any_of(first, last, known);
 }
 
 Problem* Prompts::continued_by(Tokens prompt, Monitor::Lock& lock) const {

@@ -18,8 +18,8 @@
 
 namespace histospec {
 
-// The prompts of a namespace, to find the problem that a later turn belongs to. The prompt of a later turn consists of
-// an earlier prompt, the response to it, and the environment's answer.
+// The prompts of a namespace, to find the problem that a later turn belongs to, and prompts with several problem ids.
+// The prompt of a later turn consists of an earlier prompt, the response to it, and the environment's answer.
 //
 // Every prompt is kept as a hash of all its tokens. One pass over a prompt yields the hashes of all its prefixes, and
 // those with the length of a known prompt are looked up. The longest of them are examined; the tokens are compared
@@ -29,13 +29,16 @@ namespace histospec {
 // only the kExamined longest known prefixes are examined.
 class Prompts {
  public:
-  // Problems with an explicit id are ignored.
-  void add(Problem& problem);
+  void add(Problem& problem) REQUIRES(engine_lock);
   void remove(const Problem& problem);
 
   // The problem with the longest prompt that is a proper prefix of `prompt` and has a response that goes on like it;
-  // null if there is none. Releases the lock after each slice of work, but not after the problem is found.
+  // null if there is none. Releases the lock after each slice of work, but not after the problem is found. Problems
+  // with an explicit id are ignored.
   Problem* continued_by(Tokens prompt, Monitor::Lock& lock) const REQUIRES(engine_lock);
+  // Whether another problem has the prompt that this one began with, and finished responses: with another id, or with
+  // one where this has none, or without. It may miss one: of the problems with ids it looks at one for each prompt.
+  bool known_elsewhere(const Problem& problem) const REQUIRES(engine_lock);
 
  private:
   static constexpr std::size_t kExamined = 64;
@@ -44,7 +47,9 @@ class Prompts {
   static constexpr std::size_t kLookupWork = 32;
   static constexpr std::size_t kExaminedWork = 512;
 
-  std::multimap<std::uint64_t, Problem*> by_hash_;
+  std::multimap<std::uint64_t, Problem*> by_hash_;  // of problems without an id
+  // Of each prompt, one problem with an id: the oldest with finished responses, else the newest.
+  std::map<std::uint64_t, const Problem*> named_;
   std::map<std::size_t, std::size_t> lengths_;  // length of a prompt -> how many prompts have it
 };
 

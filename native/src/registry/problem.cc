@@ -13,7 +13,9 @@ constexpr std::size_t kPromptBytes = 128;  // its share of the namespace's Promp
 }  // namespace
 
 ProblemKey::ProblemKey(std::string its_id, Tokens its_prompt)
-    : id(std::move(its_id)), hash(id.empty() ? hash_key.of(its_prompt) : hash_key.of(id)) {
+    : id(std::move(its_id)),
+      hash(id.empty() ? hash_key.of(its_prompt) : hash_key.of(id)),
+      prompt_hash(id.empty() ? hash : hash_key.of(its_prompt)) {
   if (id.empty()) prompt.assign(its_prompt.begin(), its_prompt.end());
 }
 

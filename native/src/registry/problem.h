@@ -29,8 +29,9 @@ struct ProblemKey {
   std::string id;
   std::vector<Token> prompt;  // empty if there is an id
   std::uint64_t hash;         // of the id or the prompt
+  std::uint64_t prompt_hash;  // even if there is an id; no part of the identity
 
-  bool operator==(const ProblemKey&) const = default;
+  bool operator==(const ProblemKey& other) const { return (*this <=> other) == 0; }
   // Compares the hashes first, because different keys mostly differ there.
   std::strong_ordering operator<=>(const ProblemKey& other) const {
     return std::tie(hash, id, prompt) <=> std::tie(other.hash, other.id, other.prompt);

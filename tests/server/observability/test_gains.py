@@ -8,8 +8,9 @@ from histospec.protocol.gains import gain
 from histospec.server.observability.runs import why_not_more
 
 COUNTED = {
-    "lookups_hit": 90, "lookups_miss": 10, "drafts_hit": 300, "drafts_empty": 100, "undrafted_tokens": 0,
-    "generated_tokens": 1000, "draft_tokens": 1000, "accepted_tokens": 600, "model.draft_tokens": 0,
+    "lookups_hit": 90, "lookups_miss": 10, "misnamed_lookups": 0, "drafts_hit": 300, "drafts_empty": 100,
+    "undrafted_tokens": 0, "generated_tokens": 1000, "draft_tokens": 1000, "accepted_tokens": 600,
+    "model.draft_tokens": 0,
 }  # fmt: skip
 
 
@@ -48,15 +49,37 @@ def test_nothing_to_divide_by() -> None:
         ({}, 0.1, ""),
         ({"drafts_hit": 10, "drafts_empty": 9, "accepted_tokens": 0}, 0.1, ""),  # too few steps
         ({}, 0.6, "verifying a draft token costs 0.60 of a step without drafts"),
-        ({"undrafted_tokens": 400}, 0.1, "in 50% of the steps, no draft was asked for, or it came too late"),
+        ({"undrafted_tokens": 400}, 0.1, "in 50% of the steps, no draft was asked for: it would not have paid"),
         ({"lookups_hit": 20, "lookups_miss": 80}, 0.1, "80% of the sessions have a problem without history"),
         ({"lookups_hit": 0, "lookups_miss": 19}, 0.1, ""),
+        (
+            {"lookups_hit": 0, "lookups_miss": 100, "misnamed_lookups": 60},
+            0.1,
+            "60% of the sessions have a prompt that is known under other problem ids",
+        ),
         ({"drafts_hit": 100, "drafts_empty": 300}, None, "75% of the drafts are empty"),
         ({"accepted_tokens": 300}, 0.1, "30% of the draft tokens are accepted"),
     ],
 )
 def test_the_main_reason(changes: dict[str, Any], cost: float | None, reason: str) -> None:
     counted = COUNTED | changes
-    said = why_not_more(gain(counted, cost), counted["lookups_hit"] + counted["lookups_miss"], cost)
+    said = why_not_more(gain(counted, cost), counted, cost)
     assert said.startswith(reason)
     assert bool(said) is bool(reason)
+
+
+def test_late_drafts_and_drafts_not_asked_for_are_two_causes() -> None:
+    counted = COUNTED | {"undrafted_tokens": 400}
+    late = why_not_more(gain(counted, 0.1), counted, 0.1, late=0.1)
+    asked = why_not_more(gain(counted, 0.1), counted, 0.1, late=0.09)
+    assert late == "50% of the steps ran without a draft, because drafts come too late"
+    assert "no draft was asked for" in asked
+    assert "late" not in asked
+
+
+def test_the_policy_is_not_blamed_for_what_sampling_does() -> None:
+    counted = COUNTED | {"accepted_tokens": 300}
+    moved = why_not_more(gain(counted, 0.1), counted, 0.1)
+    sampled = why_not_more(gain(counted, 0.1), counted, 0.1, same_weights=True)
+    assert moved.endswith("the policy writes other text than before")
+    assert sampled.endswith("the same weights sample other text than before")

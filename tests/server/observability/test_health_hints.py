@@ -141,6 +141,25 @@ CASES = {
         "run: prompts no longer repeat",
         "In the last ten minutes, 99% of 100 sessions had an unknown problem",
     ),
+    "ids that are new in each step": (
+        with_namespace(hits=0, misses=41, misnamed=31, hits_ever=0, lookups_ever=41),
+        "warn",
+        "run: prompts are known under other ids",
+        "31 of 41 sessions named a problem without history, while their prompts are known under other problem ids",
+    ),
+    "ids that are new in some of the requests": (
+        with_namespace(hits=800, misses=200, misnamed=200),
+        "warn",
+        "run: prompts are known under other ids",
+        "leave the ids out",
+    ),
+    "a run that went back": (
+        with_namespace(behind=20, behind_epoch=16, newest_epoch=20),
+        "warn",
+        "run: epochs have gone back",
+        "The last 20 responses are of epoch 16 or older, and the newest epoch is 20. If the run continues from a "
+        "checkpoint, call `rewind`",
+    ),
     "evicted": (
         with_namespace(hits=500, misses=500)._replace(evicted=1200, index_bytes=9.5),
         "warn",
@@ -151,7 +170,13 @@ CASES = {
         with_namespace(accepted=900),
         "warn",
         "run: few draft tokens are accepted",
-        "Only 10% of the tokens drafted from history",
+        "Only 10% of the tokens drafted from history are accepted: the policy has changed much",
+    ),
+    "low acceptance of the same weights": (
+        with_namespace(accepted=900, same_weights=True),
+        "warn",
+        "run: few draft tokens are accepted",
+        "Only 10% of the tokens drafted from history are accepted: most are of responses of the same epoch",
     ),
     "verifying costs too much": (
         with_namespace(verify_cost=0.6),
@@ -176,6 +201,9 @@ def test_each_case_is_told_with_what_to_do(case: str) -> None:
     [
         with_namespace(hits=0, misses=19),  # too few lookups
         with_namespace(hits=6, misses=94),
+        with_namespace(hits=900, misses=100, misnamed=100),  # a few problems may share a prompt
+        with_namespace(behind=19, behind_epoch=1, newest_epoch=2),  # asynchronous workers are late
+        with_namespace(hits=0, misses=0, behind=20, behind_epoch=1, newest_epoch=2),  # the run has ended
         with_namespace(drafted=999, accepted=0),
         with_namespace(verify_cost=0.44),
         with_namespace(verify_cost=0.6)._replace(streams=0),  # an old report

@@ -48,6 +48,7 @@ def test_every_name_of_the_contract_is_there_from_the_start(server: Server, wire
         "source_accepted_tokens_total": "counter",
         "undrafted_tokens_total": "counter",
         "verify_cost": "gauge",
+        "misnamed_lookups_total": "counter",
         "late_steps_total": "counter",
         "refusals_total": "counter",
         "aborted_responses_total": "counter",

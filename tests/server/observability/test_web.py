@@ -16,6 +16,7 @@ import pytest
 from histospec.client import DraftClient, Response
 from histospec.native import Engine
 from histospec.server.history.counts import Counts
+from histospec.server.history.namespaces import Progress
 from histospec.server.history.tenants import Tenants
 from histospec.server.logs.lines import RecentLines
 from histospec.server.observability.metrics import Metrics
@@ -107,7 +108,9 @@ def test_a_dropped_namespace_is_in_no_state_that_the_status_keeps(tmp_path: Path
     me = ShardAddress("me", config.listen)
     with ThreadPoolExecutor(1) as aside, closing(open_store(config, "me")) as store:
         tenants = Tenants(Access(None), engine)
-        overview = Overview(config, metrics, dict, me, {}, RecentLines(), [], store, lambda _: 4, tenants, aside)
+        overview = Overview(
+            config, metrics, dict, me, {}, RecentLines(), [], store, lambda _: Progress(4), tenants, aside
+        )
         for name in ("stays", "goes"):
             engine.ingest(name, [1], [[2, 3]])
             for _ in range(5):
