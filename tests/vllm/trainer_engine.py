@@ -170,6 +170,8 @@ def main(trainer: str, model: str, prompts: list[list[int]], path: str) -> None:
     from vllm import LLM, SamplingParams
     from vllm.v1.engine.llm_engine import LLMEngine
 
+    # vLLM's CPU build reads attributes of all that is imported; this module's `lib` takes any name, and so fails there.
+    sys.modules.pop("llvmlite.binding.ffi", None)
     if isinstance(arguments, dict):
         engine = LLM(**arguments | CPU).llm_engine
     else:
