@@ -147,8 +147,8 @@ def _run(words: list[str], environment: Mapping[str, str], server: "_Server") ->
     except OSError as error:
         raise ConfigError(f"{words[0]}: cannot be started ({reason(error)})") from None
     (command,) = started
-    for number in early:
-        command.send_signal(number)
+    for missed in early:
+        command.send_signal(missed)
     while (code := command.poll()) is None:
         time.sleep(POLL_SECONDS)
     return code if code >= 0 else 128 - code
