@@ -47,7 +47,12 @@ def ray(folder: Path, *words: object) -> Iterator[Child]:
     """Runs Ray's command with the folder's `histospec`, and without variables of HistoSpec."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("HISTOSPEC_", "RAY_"))}
     bin = Path(sys.executable).parent
-    clean |= {"PATH": f"{folder}:{bin}:{clean['PATH']}", "RAY_JOB_STOP_WAIT_TIME_S": "300", "HISTOSPEC_MEMORY": "64MiB"}
+    clean |= {
+        "PATH": f"{folder}:{bin}:{clean['PATH']}",
+        "RAY_JOB_STOP_WAIT_TIME_S": "300",
+        "RAY_AUTH_MODE": "disabled",
+        "HISTOSPEC_MEMORY": "64MiB",
+    }
     child = Child(bin / "ray", *words, cwd=folder, env=clean)
     with child:
         yield child
