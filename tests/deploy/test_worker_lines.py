@@ -96,7 +96,7 @@ def test_the_sidecar_has_the_lines_of_the_source() -> None:
     container, _ = example("sidecar.yaml")[0]["spec"]["containers"]
     expected = {name: SOURCE["environment"][name] for name in ("HISTOSPEC_ENDPOINT", "HISTOSPEC_NAMESPACE")}
     assert ours(container) == expected
-    assert {path.name for path in FOLDER.glob("*.yaml") if "HISTOSPEC_" in path.read_text()} == {
+    assert {path.name for path in FOLDER.glob("*.yaml") if "name: HISTOSPEC_" in path.read_text()} == {
         "sidecar.yaml", "verl-rayjob.yaml", "vllm.yaml"
     }  # fmt: skip
 

@@ -4,6 +4,7 @@ Either they are refused with one of the server's own errors, or every answer add
 """
 
 import asyncio
+import itertools
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -35,10 +36,16 @@ _CHECKS = checks(Config(max_batch=8))
 
 
 class _Call:
-    """A call as the service sees it: what arrives, and what is answered."""
+    """A call as the service sees it: what arrives, and what is answered. Each has a caller of its own.
+
+    The streams of one caller would wait for each other after a refusal.
+    """
+
+    _numbers = itertools.count()
 
     def __init__(self, messages: Iterable[pb.DraftRequest | Undecodable] = ()) -> None:
         self._messages = iter(messages)
+        self._number = next(self._numbers)
         self.answers: list[pb.DraftResponse] = []
 
     async def read(self) -> object:
@@ -48,7 +55,7 @@ class _Call:
         self.answers.append(answer)
 
     def peer(self) -> str:
-        return "a fuzzer"
+        return f"ipv4:fuzzer-{self._number}:1"
 
     def invocation_metadata(self) -> tuple[()]:
         return ()
