@@ -186,6 +186,11 @@ class Commits:
         while (over := self._over()) is not None:
             self.drop(over.drop_oldest(), "too many wait for the server")
 
+    def session(self, number: int) -> Session | None:
+        """Returns the ended session with this number, if its response is kept."""
+        commit = self._kept.get(number)
+        return None if commit is None else commit.session
+
     def _over(self) -> CommitQueue | None:
         """Returns the queue that has to lose a response; None if all is within the limits."""
         queues, limits = self._queues.values(), self._limits

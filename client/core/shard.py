@@ -9,7 +9,6 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain
 
 import grpc
 import numpy as np
@@ -323,7 +322,7 @@ class Shard:
         """
         reply = stream.interpret(response, now)
         if reply.continued:
-            self._resume(stream, reply)
+            self._resume(reply)
         stats, commits = self._shared.stats, self._shared.commits
         if not self.contact.answers:
             line = self.contact.reached(self.where, self._shared.config.namespace, now)
@@ -351,12 +350,10 @@ class Shard:
         if reply.refused:
             self._refuse(reply.refused, now)
 
-    def _resume(self, stream: StreamState, reply: Reply) -> None:
+    def _resume(self, reply: Reply) -> None:
         """Lets sessions, and responses on their way, continue aborted ones at the shards that own their problems."""
-        commits = chain(self.queue.waiting, *stream.commits.values(), reply.unknown)
-        finished = {commit.session.number: commit.session for commit in commits}
         for number, prompt in reply.continued.items():
-            session = self._shared.sessions.get(number) or finished.get(number)
+            session = self._shared.sessions.get(number) or self._shared.commits.session(number)
             if session is None or prompt * 4 == len(session.prompt):
                 continue  # it has ended, or an earlier answer said so
             if not 0 < prompt * 4 < len(session.prompt):
