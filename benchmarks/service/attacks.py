@@ -249,7 +249,7 @@ CASES = [
     Case("1,000 ingests that send headers alone", partial(Attack.headers, path=f"{SERVICE}/Ingest", calls=1000)),
     Case("1,000 histories that send headers alone", partial(Attack.headers, path=f"{SERVICE}/History", calls=1000)),
     Case("8 updates that send headers alone", partial(Attack.headers, path=UPDATE, calls=8)),
-    Case(f"inspect beside {LOOK_ALIKES:,} similar names, 16 at a time", partial(Attack.inspects, threads=16),
+    Case(f"inspect among {LOOK_ALIKES:,} similar names, 16 at a time", partial(Attack.inspects, threads=16),
          Attack.look_alikes),
     Case("predict 4,000 lengths in messages of 16 MiB", Attack.predictions),
     Case(f"open sessions that continue {NESTED} nested prompts", Attack.nested_opens, Attack.nested),

@@ -28,7 +28,7 @@ from typing import Any
 IN_A_ROW = 32
 """Callbacks that run before the loop looks for input again."""
 LONGEST_SLEEP = 0.1
-"""Seconds after which a sleeping thread checks again: a driver that is interrupted while it leaves may wake nobody."""
+"""Seconds after which a sleeping thread checks again: a driver that an interrupt ends may wake no other thread."""
 
 _NOWHERE = object()
 
