@@ -306,24 +306,22 @@ def vllm(facts: Facts) -> Iterator[Finding]:
 
 
 def runner(facts: Facts) -> Iterator[Finding]:
-    """Does vLLM use a model runner that accepts drafts from the scheduler?"""
+    """Which of vLLM's model runners does vLLM use, and does it have what the settings need?"""
     if facts.vllm is None:
         return
-    if facts.vllm.runner not in (None, "", "0"):
+    if facts.vllm.runner in (None, ""):
+        yield ok("runner", "vLLM chooses its model runner; with the model's own drafter, set VLLM_USE_V2_MODEL_RUNNER=0")
+    elif facts.vllm.runner == "0":
+        yield ok("runner", "vLLM uses its model runner V1")
+    elif facts.vllm.coupled:
         yield bad(
             "runner",
-            f"VLLM_USE_V2_MODEL_RUNNER is {facts.vllm.runner!r}, but vLLM's model runner V2 accepts no drafts from "
-            "the scheduler",
-            "set it to 0",
+            f"VLLM_USE_V2_MODEL_RUNNER is {facts.vllm.runner!r}, and HISTOSPEC_SAMPLING is 'coupled', which vLLM's "
+            "model runner V2 does not have",
+            "set VLLM_USE_V2_MODEL_RUNNER to 0",
         )
-    elif facts.vllm.runner == "0":
-        yield ok("runner", "vLLM uses its model runner V1, which accepts drafts from the scheduler")
     else:
-        yield ok(
-            "runner",
-            "vLLM uses its model runner V1 with custom_class; with the model's own drafter, set "
-            "VLLM_USE_V2_MODEL_RUNNER=0",
-        )
+        yield ok("runner", "vLLM uses its model runner V2, which has no drafts of the model's own beside the server's")
 
 
 def plugin(facts: Facts) -> Iterator[Finding]:

@@ -86,6 +86,8 @@ class Vllm:
     """Value of VLLM_USE_V2_MODEL_RUNNER; None if it is not set."""
     plugins: str | None = None
     """Value of VLLM_PLUGINS; None if it is not set, so that vLLM loads all of them."""
+    coupled: bool = False
+    """Whether HISTOSPEC_SAMPLING is `coupled`."""
 
 
 @dataclass(frozen=True)
@@ -255,7 +257,8 @@ def _vllm() -> Vllm | None:
         return None
     names = packages.packages_distributions().get("vllm", [])
     version = next(filter(None, map(_installed, names)), "unknown")
-    return Vllm(version, os.environ.get("VLLM_USE_V2_MODEL_RUNNER"), os.environ.get("VLLM_PLUGINS"))
+    variables = (os.environ.get(name) for name in ("VLLM_USE_V2_MODEL_RUNNER", "VLLM_PLUGINS"))
+    return Vllm(version, *variables, coupled=os.environ.get("HISTOSPEC_SAMPLING") == "coupled")
 
 
 def _installed(package: str) -> str | None:

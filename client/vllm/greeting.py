@@ -15,7 +15,7 @@ logger = logging.getLogger("histospec.vllm")
 PATIENCE = 2.0  # seconds for each shard; all are asked in parallel
 
 
-def greet(client: "DraftClient", max_tokens: int) -> None:
+def greet(client: "DraftClient", max_tokens: int, runner: str) -> None:
     """Asks every shard for its facts and logs them. For a shard that does not answer, the client logs a warning.
 
     It also logs what is not known of the release of vLLM in this process, if it was not tested.
@@ -23,6 +23,7 @@ def greet(client: "DraftClient", max_tokens: int) -> None:
     Args:
         client: a client that has not called the server yet.
         max_tokens: the longest draft that the engine verifies, in tokens.
+        runner: vLLM's model runner, "V1" or "V2".
 
     Raises:
         ValueError: max_tokens exceeds the limit of a shard, or a file of the client's settings cannot be read.
@@ -49,9 +50,10 @@ def greet(client: "DraftClient", max_tokens: int) -> None:
     for shard in found:
         known = 0 if shard.namespace is None else shard.namespace.problems
         logger.info(
-            "HistoSpec: connected to %s (%s), %d problem%s known%s in namespace %s; drafts of up to %d tokens",
+            "HistoSpec: connected to %s (%s), %d problem%s known%s in namespace %s; drafts of up to %d tokens, "
+            "model runner %s",
             shard.shard, shard.version, known, "" if known == 1 else "s", "" if shard.loaded else " so far", namespace,
-            max_tokens,
+            max_tokens, runner,
         )  # fmt: skip
         if "write" not in shard.rights:
             logger.warning(

@@ -35,6 +35,9 @@ class Need(NamedTuple):
 SCHEDULER = "vllm.v1.core.sched.scheduler:Scheduler"
 CORE = "vllm.v1.engine.core:EngineCore"
 RUNNER = "vllm.v1.worker.gpu_model_runner:GPUModelRunner"
+V2 = "vllm.v1.worker.gpu.model_runner"
+RUNNER_V2 = f"{V2}:GPUModelRunner"
+CONFIG = "vllm.config.vllm:VllmConfig"
 REJECTION = "vllm.v1.sample.rejection_sampler"
 TOP_K_TOP_P = "vllm.v1.sample.ops.topk_topp_sampler"
 DETOKENIZER = "vllm.v1.engine.detokenizer"
@@ -46,6 +49,7 @@ _SAMPLE = ("logits", "generators", "k", "p")
 NO_SETTING = "it does not exist, so there is nothing to check"
 """For settings that the adapter only refuses."""
 
+_NO_V2 = "vLLM uses its model runner V1"
 _NOT_ENABLED = "`HISTOSPEC_ENABLE=1` is refused at the start"
 _NO_NUMBER = "the model's own drafter makes all its tokens in every step"
 
@@ -91,18 +95,31 @@ NEEDS = (
     Need(f"{TOP_K_TOP_P}:apply_top_k_top_p", begins=("logits", "k", "p")),
     Need(f"{CORE}.set_weight_version", begins=("self", "weight_version"), body=True,
          without="responses get their epoch from counted weight changes"),
+    # Model runner V2: where it takes drafts from.
+    Need(f"{CONFIG}._get_v2_model_runner_unsupported_features", begins=("self",), body=True, without=_NO_V2),
+    Need(f"{CONFIG}.__post_init__", without=_NO_V2),
+    Need(f"{V2}:init_speculator", begins=("vllm_config", "device", "req_states"), without=_NO_V2),
+    Need("vllm.v1.worker.gpu.spec_decode.speculator:BaseSpeculator",
+         has=("init_cudagraph_manager", "capture", "propose"), without=_NO_V2),
+    Need(RUNNER_V2, has=("req_states", "speculator"), without=_NO_V2),
+    Need(f"{RUNNER_V2}.update_requests", begins=("self", "scheduler_output"), body=True, without=_NO_V2),
+    Need(f"{RUNNER_V2}.take_draft_token_ids", begins=("self",), body=True, without=_NO_V2),
+    Need(f"{RUNNER_V2}.gather_batch_req_state", begins=("self", "scheduler_output"), body=True, without=_NO_V2),
+    Need("vllm.v1.worker.gpu.states:RequestState", has=("draft_tokens", "req_id_to_index"), without=_NO_V2),
+    Need("vllm.v1.worker.gpu.input_batch:InputBatch", has=("idx_mapping",), without=_NO_V2),
     # The configuration.
     Need("vllm.platforms:current_platform"),
     Need("vllm.platforms.interface:Platform", has=("is_cpu",)),
-    Need("vllm.config.vllm:VllmConfig",
+    Need(CONFIG,
          has=("speculative_config", "scheduler_config", "parallel_config", "model_config")),
-    Need("vllm.config.vllm:VllmConfig.use_v2_model_runner", without=NO_SETTING),
+    Need(f"{CONFIG}.use_v2_model_runner", without=NO_SETTING),
     Need("vllm.config.scheduler:SchedulerConfig", has=("async_scheduling", "scheduler_cls")),
     Need("vllm.config.parallel:ParallelConfig",
          has=("pipeline_parallel_size", "data_parallel_size", "world_size", "distributed_executor_backend")),
     Need(SPECULATIVE, has=("method", "model", "num_speculative_tokens", "parallel_drafting")),
     Need(f"{SPECULATIVE}.draft_sample_method", without=NO_SETTING),
     Need(f"{SPECULATIVE}.rejection_sample_method", without=NO_SETTING),
+    Need(f"{SPECULATIVE}.enable_adaptive_verification", without=NO_SETTING),
     Need(f"{SPECULATIVE}.num_speculative_tokens_per_batch_size", without=NO_SETTING),
     Need("vllm.config.model:ModelConfig",
          has=("get_vocab_size", "has_inner_state", "max_model_len", "skip_tokenizer_init", "logprobs_mode",

@@ -68,7 +68,7 @@ class HistoSpecScheduler(Scheduler):
         config = AdapterConfig.from_environment()
         client = DraftClient()
         settings.warn_of_processors()
-        greet(client, speculative.num_speculative_tokens)
+        greet(client, speculative.num_speculative_tokens, "V2" if settings.runs_v2(vllm_config) else "V1")
         self._vocabulary: int = vllm_config.model_config.get_vocab_size()
         self._sessions = RequestSessions(client, speculative.num_speculative_tokens)
         self._stops = StopStrings(vllm_config.model_config)

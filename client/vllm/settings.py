@@ -6,6 +6,7 @@ import os
 from importlib import metadata
 from typing import Any
 
+from histospec.client.vllm.config import samples_coupled
 from histospec.protocol.limits import DEFAULT_MAX_DRAFT
 
 logger = logging.getLogger("histospec.vllm")
@@ -54,17 +55,14 @@ def check(vllm_config: Any) -> None:
     """
     check_method(vllm_config.speculative_config)
     check_parallelism(vllm_config.parallel_config)
-    check_drafts(vllm_config.speculative_config.num_speculative_tokens)
+    check_drafts(vllm_config)
     if vllm_config.scheduler_config.async_scheduling:
         raise ValueError(
             "HistoSpec: async_scheduling is on, where vLLM schedules before the drafts are known; "
             "set it to false (--no-async-scheduling)"
         )
-    if getattr(vllm_config, "use_v2_model_runner", False):
-        raise ValueError(
-            "HistoSpec: vLLM has chosen its model runner V2, which takes no drafts from the scheduler; "
-            "set VLLM_USE_V2_MODEL_RUNNER=0"
-        )
+    if runs_v2(vllm_config):
+        check_v2(vllm_config.speculative_config)
     plugins = os.environ.get("VLLM_PLUGINS")
     if plugins is not None and PLUGIN not in plugins.split(","):
         raise ValueError(f"HistoSpec: VLLM_PLUGINS is {plugins!r}, without {PLUGIN!r}, which prepares workers; add it")
@@ -98,14 +96,45 @@ def check_method(speculative: Any) -> None:
         )
 
 
-def check_drafts(max_tokens: int) -> None:
+def runs_v2(vllm_config: Any) -> bool:
+    """Returns whether vLLM has chosen its model runner V2; releases before 0.22 have none."""
+    return bool(getattr(vllm_config, "use_v2_model_runner", False))
+
+
+def check_v2(speculative: Any) -> None:
+    """Checks that vLLM's model runner V2 can verify the drafts of a SpeculativeConfig.
+
+    Raises:
+        ValueError: it cannot; the message says what to set instead.
+    """
+    if speculative.method != "custom_class":
+        raise ValueError(
+            f"HistoSpec: vLLM has chosen its model runner V2, which keeps the drafts of the method "
+            f"{speculative.method!r} on the device, so the server's drafts cannot be compared with them. For both, set "
+            f"VLLM_USE_V2_MODEL_RUNNER=0; for the server's alone, set the method 'custom_class' with the model "
+            f"'{PROPOSER}'; for the model's own alone, leave out scheduler_cls"
+        )
+    if samples_coupled():
+        raise ValueError(
+            "HistoSpec: HISTOSPEC_SAMPLING is 'coupled', but vLLM has chosen its model runner V2, which has another "
+            "sampler; set VLLM_USE_V2_MODEL_RUNNER=0"
+        )
+    if getattr(speculative, "enable_adaptive_verification", False):
+        raise ValueError(
+            "HistoSpec: enable_adaptive_verification is true, but HistoSpec chooses the length of each draft; leave "
+            "it out"
+        )
+
+
+def check_drafts(vllm_config: Any) -> None:
     """Checks the longest draft against the limits of vLLM and of the client.
 
     Raises:
         ValueError: num_speculative_tokens is too large.
     """
-    sampler = importlib.import_module("vllm.v1.sample.rejection_sampler")
-    verified: int = getattr(sampler, "MAX_SPEC_LEN", DEFAULT_MAX_DRAFT)  # a longer draft crashes the engine
+    max_tokens, verified = vllm_config.speculative_config.num_speculative_tokens, DEFAULT_MAX_DRAFT
+    if not runs_v2(vllm_config):  # a longer draft crashes V1
+        verified = importlib.import_module("vllm.v1.sample.rejection_sampler").MAX_SPEC_LEN
     limit = min(DEFAULT_MAX_DRAFT, verified)
     if max_tokens > limit:
         who = "the limit of vLLM" if limit == verified else "the limit of HistoSpec"

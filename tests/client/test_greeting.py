@@ -50,7 +50,7 @@ def said(caplog: pytest.LogCaptureFixture) -> Any:
     def start(*answers: Inspection | Exception) -> list[str]:
         caplog.clear()
         client: Any = Client(*answers)
-        greet(client, 16)
+        greet(client, 16, "V1")
         return [f"{record.levelname} {record.getMessage()}" for record in caplog.records]
 
     return start
@@ -83,7 +83,7 @@ def test_a_vllm_that_was_not_tested_is_named(
 
 def test_every_shard_that_answers_is_named(said: Any) -> None:
     connected = "INFO HistoSpec: connected to"
-    tail = "in namespace run-1; drafts of up to 16 tokens"
+    tail = "in namespace run-1; drafts of up to 16 tokens, model runner V1"
     assert said(shard(), shard("b", namespace=None, loaded=False)) == [
         f"{connected} shard-0 (0.1.0), 12 problems known {tail}",
         f"{connected} b (0.1.0), 0 problems known so far {tail}",
@@ -123,7 +123,7 @@ def test_a_limit_of_one_shard_is_refused() -> None:
     with pytest.raises(
         ValueError, match=r"num_speculative_tokens is 16; must be at most 8, the --max-draft-tokens of b"
     ):
-        greet(client, 16)
+        greet(client, 16, "V1")
     assert client.ended
 
 

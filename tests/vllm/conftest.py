@@ -32,6 +32,17 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported; with 
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
 
 
+RUNNER = "v1" if os.environ.get("VLLM_USE_V2_MODEL_RUNNER", "") in ("", "0") else "v2"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leaves out the tests of vLLM's other model runner."""
+    other = {"v1": "v2", "v2": "v1"}[RUNNER]
+    for item in items:
+        if item.get_closest_marker(other) is not None:
+            item.add_marker(pytest.mark.skip(f"vLLM's model runner is {RUNNER.upper()}: `make test-v2` runs V2"))
+
+
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Directory of a causal LM of two layers, trained for seconds to follow the last two tokens of its text."""

@@ -135,7 +135,7 @@ def test_a_server_is_named_with_what_it_knows(
     engine.do(generate=prompts)
     engine.says(
         rf"INFO HistoSpec: connected to {server.endpoint} \(\d+\.\d+\.\d+\), {known()} problems known in namespace "
-        rf"{re.escape(namespace)}; drafts of up to 16 tokens"
+        rf"{re.escape(namespace)}; drafts of up to 16 tokens, model runner V[12]"
     )
 
 

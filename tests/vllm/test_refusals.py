@@ -1,5 +1,6 @@
 """Settings that do not work with the server's drafts: the error says what to set."""
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -8,6 +9,8 @@ import pytest
 from histospec.client.vllm import settings
 
 pytestmark = [pytest.mark.vllm, pytest.mark.newest]
+
+OWN = {"method": "custom_class", "model": settings.PROPOSER}
 
 
 @pytest.fixture
@@ -61,10 +64,22 @@ def test_asynchronous_scheduling(configured: Callable[..., Any]) -> None:
         settings.check(config)
 
 
-def test_the_other_model_runner(configured: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    config = configured({})
-    monkeypatch.setattr(type(config), "use_v2_model_runner", True)  # which vLLM itself refuses on a CPU
-    with pytest.raises(ValueError, match=r"model runner V2, .* set VLLM_USE_V2_MODEL_RUNNER=0"):
+@pytest.mark.parametrize(
+    ("speculative", "sampling", "refused"),
+    [
+        (OWN, "vllm", None),
+        ({}, "vllm", "V2, which keeps the drafts of the method 'draft_model' on the device, .* =0; for the server's"),
+        (OWN, "coupled", r"HISTOSPEC_SAMPLING is 'coupled', .* set VLLM_USE_V2_MODEL_RUNNER=0"),
+    ],
+    ids=["server", "both", "coupled"],
+)
+def test_model_runner_v2(
+    configured: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, speculative: Any, sampling: str, refused: str
+) -> None:
+    config = configured(speculative)
+    monkeypatch.setattr(type(config), "use_v2_model_runner", True)  # which vLLM does not choose without Triton
+    monkeypatch.setenv("HISTOSPEC_SAMPLING", sampling)
+    with contextlib.nullcontext() if refused is None else pytest.raises(ValueError, match=refused):
         settings.check(config)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from histospec.client.vllm import logs, settings
 from histospec.client.vllm.config import AdapterConfig, enabled, samples_coupled
-from histospec.client.vllm.patches import cpu, drafter, enabling, undrafted
+from histospec.client.vllm.patches import choosing, cpu, drafter, enabling, undrafted
 from histospec.client.vllm.patches.replacing import is_replaced, replace
 
 logger = logging.getLogger("histospec.vllm")
@@ -46,6 +46,7 @@ def install() -> None:
     except (ImportError, AttributeError):
         logger.warning("HistoSpec: this vLLM has no WorkerBase; its workers stay unchanged")
         return
+    choosing.install()
     if not is_replaced(worker, "__init__"):
         replace(worker, "__init__", preparing(worker.__init__))
 
@@ -58,14 +59,23 @@ def preparing(make: Any) -> Any:
         if drafts_here(vllm_config):
             settings.check(vllm_config)  # fails before the model is loaded
             logs.join_vllm()
-            if AdapterConfig.from_environment().cpu_fix:
-                cpu.install()
-            undrafted.install()
-            if vllm_config.speculative_config.method != "custom_class":
-                drafter.install()
+            if settings.runs_v2(vllm_config):
+                from histospec.client.vllm.patches import runner_v2
+
+                runner_v2.install()
+            else:
+                _install_for_v1(vllm_config)
         make(self, vllm_config, *args, **kwargs)
 
     return prepare
+
+
+def _install_for_v1(vllm_config: Any) -> None:
+    if AdapterConfig.from_environment().cpu_fix:
+        cpu.install()
+    undrafted.install()
+    if vllm_config.speculative_config.method != "custom_class":
+        drafter.install()
 
 
 def drafts_here(vllm_config: Any) -> bool:

@@ -1,0 +1,53 @@
+"""Lets vLLM choose its model runner V2 with HistoSpec's drafts, and schedule synchronously unless the user says otherwise.
+
+vLLM chooses V1 for a speculative method of the class `custom_class`, because its own V2 has no drafts from a scheduler.
+`runner_v2.py` adds them, so vLLM may choose as without speculation: V2 on GPUs since 0.29, unless a feature needs V1 or
+VLLM_USE_V2_MODEL_RUNNER is set. With V2, vLLM would also turn asynchronous scheduling on.
+"""
+
+import functools
+import importlib
+from typing import Any
+
+from histospec.client.vllm import settings
+from histospec.client.vllm.patches.replacing import attach, is_replaced, replace
+
+FEATURES = "_get_v2_model_runner_unsupported_features"
+REFUSED = "speculative method 'custom_class'"
+
+
+def install() -> None:
+    """Replaces two methods of vLLM's configuration, at most once per process. A vLLM without V2 stays unchanged."""
+    config: Any = importlib.import_module("vllm.config.vllm").VllmConfig
+    if getattr(config, FEATURES, None) is None or is_replaced(config, FEATURES):
+        return
+    replace(config, FEATURES, _admitting(getattr(config, FEATURES)))
+    replace(config, "__post_init__", _synchronous(config.__post_init__))
+
+
+def _admitting(unsupported_features: Any) -> Any:
+    """Returns the method that lists what V2 lacks, without HistoSpec's drafts in the list."""
+
+    @functools.wraps(unsupported_features)
+    def without_ours(self: Any) -> list[str]:
+        found: list[str] = unsupported_features(self)
+        return [feature for feature in found if not (feature == REFUSED and _ours(self))]
+
+    return without_ours
+
+
+def _synchronous(post_init: Any) -> Any:
+    """Returns `VllmConfig.__post_init__` that turns asynchronous scheduling off if it is not set."""
+
+    @functools.wraps(post_init)
+    def decided(self: Any, *args: Any, **named: Any) -> Any:
+        if _ours(self) and self.scheduler_config.async_scheduling is None:
+            attach(self.scheduler_config, "async_scheduling", False)
+        return post_init(self, *args, **named)
+
+    return decided
+
+
+def _ours(vllm_config: Any) -> bool:
+    speculative = vllm_config.speculative_config
+    return speculative is not None and settings.is_our_proposer(speculative.model)

@@ -1,0 +1,28 @@
+"""Reads of a tensor's values by the host, as a GPU would have to wait for them. On a CPU they cost nothing and cannot fail."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+READS = frozenset(
+    ["__bool__", "__complex__", "__contains__", "__float__", "__index__", "__int__", "cpu", "equal", "allclose", "is_nonzero",
+     "item", "masked_select", "nonzero", "numpy", "tolist", "unique"]
+)  # fmt: skip
+
+
+@contextmanager
+def counted() -> Iterator[list[str]]:
+    """Yields the names of the reads within the block, by whatever code it calls."""
+    from torch.overrides import TorchFunctionMode
+
+    found: list[str] = []
+
+    class Mode(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            name = getattr(func, "__name__", "")
+            if name in READS:
+                found.append(name)
+            return func(*args, **(kwargs or {}))
+
+    with Mode():
+        yield found

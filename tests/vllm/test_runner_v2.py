@@ -1,0 +1,190 @@
+"""vLLM's own model runner V2 verifies the server's drafts; its kernels run in Triton's interpreter (`make test-v2`).
+
+What a CPU cannot show: the order of streams, CUDA graphs, compiled kernels, speed.
+"""
+
+import functools
+import json
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from histospec.client import Draft, DraftClient
+from tests.support import host_reads
+from tests.support.servers import Server
+
+pytestmark = [pytest.mark.vllm, pytest.mark.v2]
+
+WITH_V1 = """
+import json, sys
+from vllm import LLM, SamplingParams
+model, prompts = json.loads(sys.argv[1])
+llm = LLM(model=model, skip_tokenizer_init=True, dtype="float32", enforce_eager=True, max_model_len=512, max_num_seqs=16,
+          kv_cache_memory_bytes=64 << 20, seed=0)
+core = llm.llm_engine.engine_core.engine_core
+assert "worker.cpu_model_runner" in type(core.model_executor.driver_worker.worker.model_runner).__module__
+sampling = SamplingParams(temperature=0, max_tokens=40, detokenize=False)
+done = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], sampling, use_tqdm=False)
+print(json.dumps([[list(output.outputs[0].token_ids)] for output in done]))
+"""
+
+
+def runner_of(rollouts: Any) -> Any:
+    return rollouts.llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner
+
+
+def test_greedy_output_is_that_of_v1_and_of_no_speculation(
+    engine: Callable[..., Any], shared_server: Server, tiny_model: str, prompts: list[list[int]],
+    expected: list[list[list[int]]], caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    environment = os.environ | {"VLLM_USE_V2_MODEL_RUNNER": "0", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+    command = [sys.executable, "-c", WITH_V1, json.dumps([tiny_model, prompts])]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert json.loads(done.stdout.splitlines()[-1]) == expected
+
+    caplog.set_level("INFO", "histospec")
+    rollouts = engine(shared_server.endpoint)
+    assert type(runner_of(rollouts)).__module__ == "vllm.v1.worker.cpu.model_runner"
+    assert not rollouts.llm.llm_engine.vllm_config.scheduler_config.async_scheduling
+    assert any(record.getMessage().endswith("model runner V2") for record in caplog.records)
+    assert rollouts.generate(prompts) == expected  # first visit: wrong drafts and none
+    assert rollouts.generate(prompts) == expected  # second: right ones
+    assert rollouts.counter("spec_decode_num_accepted_tokens") > 200
+
+
+@pytest.fixture
+def anyhow(engine: Callable[..., Any], nowhere: str, expected: list[list[list[int]]], prompts: list[list[int]]) -> Any:
+    """anyhow(...) -> Rollouts with right, wrong, cut, long and missing drafts at random; arguments are vLLM's."""
+    texts = [[*prompt, *response[0]] for prompt, response in zip(prompts, expected, strict=True)]
+    chance = random.Random(5)
+
+    def draft(request: Any) -> Draft | None:
+        text = [*request.prompt_token_ids, *request.output_token_ids]
+        right = next((whole[len(text) :] for whole in texts if whole[: len(text)] == text), [])
+        tokens = [*right, *chance.choices(range(32), k=16)][: chance.randint(0, 16)]
+        if tokens and chance.random() < 0.3:
+            tokens[chance.randrange(len(tokens))] = chance.randrange(32)
+        return Draft(np.array(tokens, np.int32), np.ones(len(tokens), np.float32)) if chance.random() < 0.8 else None
+
+    def start(**arguments: Any) -> Any:
+        rollouts = engine(nowhere, **arguments)
+        scheduler = rollouts.scheduler
+
+        def collect() -> dict[str, Draft]:
+            found = {request.request_id: draft(request) for request in scheduler.running}
+            return {name: one for name, one in found.items() if one is not None}
+
+        scheduler._sessions.collect = collect
+        return rollouts
+
+    return start
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {},
+        {"max_num_batched_tokens": 32, "max_num_seqs": 5},  # prompts in chunks, drafts that are cut to the budget
+        {"kv_cache_memory_bytes": 3 << 16, "enable_prefix_caching": False},  # requests are preempted
+    ],
+    ids=["plain", "chunked", "preempted"],
+)
+def test_any_draft_leaves_the_output_as_it_is(
+    anyhow: Callable[..., Any], prompts: list[list[int]], expected: list[list[list[int]]], arguments: Any
+) -> None:
+    rollouts = anyhow(**arguments)
+    assert rollouts.generate(prompts) == expected
+    assert 0 < rollouts.counter("spec_decode_num_accepted_tokens") < rollouts.counter("spec_decode_num_draft_tokens")
+    if "kv_cache_memory_bytes" in arguments:
+        assert rollouts.counter("num_preemptions") > 0
+
+
+def test_a_sampler_that_accepts_everything_is_noticed(
+    anyhow: Callable[..., Any], prompts: list[list[int]], expected: list[list[list[int]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A control of the bed: if this were not noticed, the tests above would show nothing."""
+    from vllm.v1.worker.gpu.spec_decode import rejection_sampler
+
+    verify = rejection_sampler.rejection_sample
+
+    def accept(logits: Any, draft_logits: Any, drafted: Any, ends: Any, *args: Any, **named: Any) -> Any:
+        sampled, counts = verify(logits, draft_logits, drafted, ends, *args, **named)
+        for row, (start, end) in enumerate(zip(ends.tolist(), ends.tolist()[1:], strict=False)):
+            sampled[row, : end - start - 1] = drafted[start + 1 : end]
+            counts[row] = end - start
+        return sampled, counts
+
+    monkeypatch.setattr(rejection_sampler, "rejection_sample", accept)
+    assert anyhow().generate(prompts) != expected
+
+
+def test_a_place_without_a_token_is_noticed(
+    anyhow: Callable[..., Any], prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every scheduled place is an input of the model, so -1 must never get there."""
+    from histospec.client.vllm.patches import runner_v2
+
+    put = runner_v2.put
+
+    def spoil(draft_tokens: Any, *args: Any) -> None:
+        put(draft_tokens, *args)
+        draft_tokens[:, 0] = -1
+
+    monkeypatch.setattr(runner_v2, "put", spoil)
+    with pytest.raises(IndexError):
+        anyhow(fresh=True).generate(prompts)
+
+
+def test_the_host_reads_nothing_from_the_device(
+    anyhow: Callable[..., Any], prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU each read would wait for the forward pass."""
+    from histospec.client.vllm.patches import runner_v2
+
+    reads: list[str] = []
+
+    def watched(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def call(*args: Any, **named: Any) -> Any:
+            with host_reads.counted() as found:
+                result = function(*args, **named)
+            reads.extend(found)
+            return result
+
+        return call
+
+    monkeypatch.setattr(runner_v2, "put", watched(runner_v2.put))
+    monkeypatch.setattr(runner_v2.NoSpeculator, "propose", watched(runner_v2.NoSpeculator.propose))
+    rollouts = anyhow()
+    rollouts.generate(prompts)
+    assert rollouts.counter("spec_decode_num_draft_tokens") > 0
+    assert reads == []
+
+
+def test_a_read_in_a_hook_is_counted() -> None:
+    import torch
+
+    device = torch.zeros(4, 4, dtype=torch.int64)
+    with host_reads.counted() as found:
+        if device[0, 0] > 0 or device.sum().item() or device.tolist() is None:
+            pytest.fail("zeros")
+    assert found == ["__bool__", "item", "tolist"]
+
+
+def test_finished_responses_are_the_history(
+    engine: Callable[..., Any], shared_server: Server, make_client: Callable[[str], DraftClient], namespace: str,
+    prompts: list[list[int]], expected: list[list[list[int]]],
+) -> None:  # fmt: skip
+    rollouts = engine(shared_server.endpoint)
+    rollouts.generate(prompts)
+    client = make_client(shared_server.endpoint)
+    for prompt, (response,) in zip(prompts, expected, strict=True):
+        (kept,) = client.history(prompt)
+        assert list(kept.tokens) == response
