@@ -82,7 +82,7 @@ class HistoSpecScheduler(Scheduler):
         self._silent = 0  # steps since drafts were asked for
         self._reported = -math.inf  # the end of the last step whose tokens the server was sent
         self._probed = False  # whether the drafts of a probe arrived in the newest step
-        self._harmless = Harmless(self._sessions.forget)
+        self._harmless = Harmless(self._forget)
         self._minute = MinuteReport()
         # Also if the process ends without shutdown, as a script with an engine in its process does.
         self._report_rest = weakref.finalize(self, _report_rest, self._minute, self._chooser)
@@ -318,6 +318,9 @@ class HistoSpecScheduler(Scheduler):
         if early > request.num_output_tokens:  # vLLM would also forbid a stop token after the draft
             room = min(room, early - request.num_output_tokens - 1)
         return max(0, min(room, self._sessions.max_tokens))
+
+    def _forget(self) -> None:
+        self._sessions.forget()
 
 
 def _report_rest(minute: MinuteReport, chooser: ModeChooser) -> None:
