@@ -11,7 +11,8 @@ from histospec.protocol.grpc_settings import ONE_POLLER
 (NAME,) = ONE_POLLER
 
 # How often 300 messages to and fro woke a thread of the event engine. Timers wake it some 60 times per second, too.
-# The script subtracts what they do in an idle time of the same length: on a busy machine the messages take seconds.
+# The script subtracts what they do in an idle time of the same length, after every tenth message: on a busy machine the
+# messages take seconds, and what else runs there changes meanwhile.
 SCRIPT = """
 import os, queue, sys, time
 import {module}
@@ -39,13 +40,16 @@ def wakings():
             woken += int(facts["voluntary_ctxt_switches"])
     return woken
 
-before, start = wakings(), time.monotonic()
-for _ in range(300):
-    sent.put(b"message")
-    next(call)
-after, seconds = wakings(), time.monotonic() - start
-time.sleep(seconds)
-print((after - before) - (wakings() - after))
+by_messages = 0
+for _ in range(30):
+    before, start = wakings(), time.monotonic()
+    for _ in range(10):
+        sent.put(b"message")
+        next(call)
+    after, seconds = wakings(), time.monotonic() - start
+    time.sleep(seconds)
+    by_messages += (after - before) - (wakings() - after)
+print(by_messages)
 os._exit(0)
 """
 
@@ -64,7 +68,7 @@ def woken(module: str, value: str | None) -> int:
 
 @pytest.mark.parametrize("module", ["histospec.client", "histospec.server.cli"])
 def test_no_thread_of_the_event_engine_wakes_for_a_message(module: str) -> None:
-    assert woken(module, None) < 100
+    assert woken(module, None) < 150
 
 
 def test_the_setting_of_the_environment_counts() -> None:
