@@ -21,6 +21,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from histospec.client import Draft, DraftClient
+from histospec.client.engines.alternatives import Step
 from histospec.client.engines.harmless import Harmless
 from histospec.client.engines.options import ONE_TOKEN, RequestOptions, read_options
 from histospec.client.engines.reporting import MinuteReport
@@ -226,7 +227,7 @@ class HistoSpecScheduler(Scheduler):
         self._silent = self._silent + 1 if verify_cost is None else 0
         return verify_cost
 
-    def _keep(self, found: Mapping[str, alternatives.Step]) -> None:
+    def _keep(self, found: Mapping[str, Step]) -> None:
         """Keeps the alternatives of this step's tokens, which the requests do not have yet."""
         for request_id, step in found.items():
             if (request := self.requests.get(request_id)) is not None:
