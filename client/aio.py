@@ -15,7 +15,7 @@ from histospec.client.core.core import Core
 from histospec.client.core.shard import Pending
 from histospec.client.sync import GRACE, DraftClient
 from histospec.client.transport import calls, keeping
-from histospec.client.transport.connections import LoopConnections
+from histospec.client.transport.on_loop import LoopConnections
 from histospec.client.transport.stream import Streams
 from histospec.client.values import Draft, Inspection, LengthPrediction, Response, Shard, Stats
 
