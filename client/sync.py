@@ -9,10 +9,10 @@ from functools import partial
 from typing import Any, NoReturn
 
 from histospec.client import arguments, quiet_grpc
-from histospec.client.arguments import same_as
 from histospec.client.config import Breaker, Limits, Timeouts, Tls, configure
 from histospec.client.core.core import Core
-from histospec.client.core.shard import Pending
+from histospec.client.core.step import Pending
+from histospec.client.signatures import same_as
 from histospec.client.transport import calls, keeping
 from histospec.client.transport.blocking import BlockingConnections, run
 from histospec.client.transport.pump import Pump

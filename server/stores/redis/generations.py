@@ -24,7 +24,7 @@ class Generations:
     def is_replaced(self, namespace: bytes) -> bool:
         """Returns whether Redis has another generation than this server has seen."""
         (held,) = self._servers.run([("HGET", GENERATIONS, namespace)])
-        return self._known.get(namespace, held) != held
+        return bool(self._known.get(namespace, held) != held)
 
     def renew(self, namespace: bytes, drops: int) -> None:
         """Begins a new generation of a namespace, so that other shards forget what they know of it."""
