@@ -20,6 +20,7 @@ PACKAGES = {
     "histospec.client": "client",
     "histospec.client.core": "client/core",
     "histospec.client.doctor": "client/doctor",
+    "histospec.client.engines": "client/engines",
     "histospec.client.rollouts": "client/rollouts",
     "histospec.client.transport": "client/transport",
     "histospec.client.verl": "client/verl",

@@ -19,6 +19,10 @@ class LimitExceeded(HistoSpecError):  # noqa: N818
     """The request exceeds a configured limit."""
 
 
+class Crowded(LimitExceeded):
+    """The request would take memory that others need now; a retry may succeed."""
+
+
 class Late(HistoSpecError):  # noqa: N818
     """The request did not arrive in time."""
 

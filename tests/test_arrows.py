@@ -55,6 +55,7 @@ CLIENT = [
     "histospec.client.sync",
     "histospec.client.aio",
     "histospec.client",  # the public names
+    "histospec.client.engines",
     "histospec.client.rollouts",
     "histospec.client.vllm",
     "histospec.client.verl",

@@ -15,7 +15,7 @@ from typing import Any
 
 import structlog
 
-from histospec.server.errors import LimitExceeded
+from histospec.server.errors import Crowded, LimitExceeded
 from histospec.server.logs.lines import Throttle
 from histospec.server.observability.metrics import Metrics
 from histospec.server.rpc.connections import Connections, peer_of
@@ -72,13 +72,13 @@ class Answering:
         self._watching: asyncio.Task[None] | None = None
 
     async def write(self, context: Any, data: bytes) -> None:
-        """Writes an answer. Raises LimitExceeded if there is no memory for it."""
+        """Writes an answer. Raises Crowded if there is no memory for it."""
         async with self.unread(peer_of(context.peer()), len(data), READ_SECONDS):
             await context.write(data)
 
     @asynccontextmanager
     async def unread(self, peer: str, size: int, patience: float | None) -> AsyncIterator[None]:
-        """The block writes an answer of `size` bytes to a peer. Raises LimitExceeded.
+        """The block writes an answer of `size` bytes to a peer. Raises Crowded.
 
         `patience`: seconds that it waits for memory; None: it needs none, because a large answer has its place.
         """
@@ -131,7 +131,7 @@ class Answering:
                     self._limited.labels("answers").inc()
                     text = f"answer: its {answer.size} bytes are too many beside {self._bytes.total()}"
                     text = f"{text} that callers have not read, {self._bytes[answer.peer]} of them on this connection"
-                    raise LimitExceeded(f"{text}; the limits are {MAX_UNREAD} and {MAX_UNREAD_EACH}; try later")
+                    raise Crowded(f"{text}; the limits are {MAX_UNREAD} and {MAX_UNREAD_EACH}; try later")
                 await asyncio.sleep(CHECK_SECONDS / 10)
         finally:
             self._waiting -= 1

@@ -221,6 +221,8 @@ class Accounting(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # gener
                     say = log.info if isinstance(error, EXPECTED) else log.error
                     if (more := self._throttle.admits((method, code))) is not None:
                         say("rpc refused", method=method, code=code.name, peer=context.peer(), reason=reason, **more)
+                except grpc.aio.InternalError:
+                    raise asyncio.CancelledError from None  # the caller left while the server wrote or read
                 except Exception:
                     code, reason = grpc.StatusCode.INTERNAL, "the server failed; see its log"
                     log.exception("rpc failed", method=method, peer=context.peer())
@@ -270,6 +272,8 @@ class UnauthenticatedCalls:
                 await serve(unread, context)
             except HistoSpecError as error:
                 await context.abort(status_of(error), str(error))
+            except grpc.aio.InternalError:
+                raise asyncio.CancelledError from None  # the caller left
 
         return grpc.stream_stream_rpc_method_handler(reported, decode, None)
 

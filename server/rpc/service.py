@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from histospec.native import Engine
 from histospec.protocol.names import LIMITS
-from histospec.server.errors import LimitExceeded, Unavailable
+from histospec.server.errors import Crowded, LimitExceeded, Unavailable
 from histospec.server.history.history import History
 from histospec.server.history.namespaces import look_alikes
 from histospec.server.observability.metrics import Metrics
@@ -101,7 +101,7 @@ class DraftService(pb_grpc.DraftServiceServicer):
             await asyncio.sleep(self._paused.get(who, 0.0) - time.monotonic())
             with self._metrics.streams.track_inprogress():
                 await stream.run()
-        except LimitExceeded:
+        except Crowded:
             now = time.monotonic()
             self._paused = {paused: until for paused, until in self._paused.items() if until > now}
             self._paused[who] = now + PAUSE_SECONDS

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.support.servers import Server
-from tests.vllm.conftest import ALPHABET
+from tests.support.tiny_policy import ALPHABET
 
 pytestmark = [pytest.mark.vllm, pytest.mark.newest]
 

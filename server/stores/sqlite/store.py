@@ -26,12 +26,13 @@ from histospec.server.stores.sqlite.database import (
     Readers,
     connect,
     connect_to_read,
+    damaged_log,
     free_bytes,
     is_damage,
     open_store_file,
     recover,
 )
-from histospec.server.stores.sqlite.file import FILE_NAME, Files, Lock, cut_log, volume_space, written_bytes
+from histospec.server.stores.sqlite.file import FILE_NAME, Files, Lock, volume_space, written_bytes
 from histospec.server.stores.sqlite.reader import SQLiteReader
 from histospec.server.stores.sqlite.retention import Retention
 from histospec.server.stores.sqlite.writes import Again, Appender, Slice, Write, depart, departures, work_off
@@ -75,8 +76,8 @@ class SQLiteStore(SQLiteReader, Store):
         path = directory / FILE_NAME
         try:
             resume(path)
-            if cut := cut_log(path):
-                replace(path, disk, cut, cut=True)
+            if lost := damaged_log(path):
+                replace(path, disk, lost, cut=True)
             try:
                 connection = open_store_file(path, disk)
             except DAMAGE as error:
