@@ -46,6 +46,7 @@ CLIENT = [
     "histospec.client.quiet_grpc",
     "histospec.client.values",
     "histospec.client.arguments",
+    "histospec.client.signatures",
     "histospec.client.config",
     "histospec.client.seeds",
     "histospec.client.recorder",
