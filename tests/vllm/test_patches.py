@@ -4,7 +4,6 @@ import importlib
 import json
 import subprocess
 import sys
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -19,6 +18,7 @@ from types import SimpleNamespace
 from histospec.client.vllm import settings
 from histospec.client.vllm.patches import PATCHES, plugin, sampling, weight_versions
 from histospec.client.vllm.patches.replacing import is_replaced
+from tests.support.engines import StartEngine
 
 def owner(symbol):
     module, _, path = symbol.partition(":")
@@ -86,7 +86,7 @@ def test_workers_of_other_engines_are_left_alone(said: Any) -> None:
     assert len(said["in a worker of histospec.client.vllm.HistoSpecScheduler"]) == 4
 
 
-def test_an_engine_that_drafts_has_those_of_its_workers_and_scheduler(engine: Callable[..., Any], nowhere: str) -> None:
+def test_an_engine_that_drafts_has_those_of_its_workers_and_scheduler(engine: StartEngine, nowhere: str) -> None:
     from histospec.client.vllm.patches import PATCHES
     from histospec.client.vllm.patches.replacing import is_replaced
 
