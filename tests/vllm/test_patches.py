@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from tests.support.engines import StartEngine
+
 pytestmark = pytest.mark.vllm
 
 INSTALL_ALL = """
@@ -18,7 +20,6 @@ from types import SimpleNamespace
 from histospec.client.vllm import settings
 from histospec.client.vllm.patches import PATCHES, plugin, sampling, weight_versions
 from histospec.client.vllm.patches.replacing import is_replaced
-from tests.support.engines import StartEngine
 
 def owner(symbol):
     module, _, path = symbol.partition(":")
