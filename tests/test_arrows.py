@@ -58,6 +58,7 @@ CLIENT = [
     "histospec.client.engines",
     "histospec.client.rollouts",
     "histospec.client.vllm",
+    "histospec.client.sglang",
     "histospec.client.verl",
     "histospec.client.doctor",
 ]

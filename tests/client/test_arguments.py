@@ -225,7 +225,13 @@ def test_when_a_shard_leaves_is_said_by_the_environment_or_the_constructor(monke
     [
         ({}, "HISTOSPEC_ENDPOINT"),
         ({"endpoint": "h:1"}, "HISTOSPEC_NAMESPACE"),
-        ({"endpoint": "h", "namespace": "n"}, "'h' is not of the form host:port"),
+        (
+            {"endpoint": "h", "namespace": "n"},
+            "'h' is not of the form host:port or name=host:port; add the port, usually",
+        ),
+        ({"endpoint": "[::1]", "namespace": "n"}, "; add the port, usually :6378"),
+        ({"endpoint": "::1:6378", "namespace": "n"}, r"; put an IPv6 address in brackets, such as \[::1\]:6378"),
+        ({"endpoint": "http://h:6378", "namespace": "n"}, "; give no URL, but the host and the port of gRPC"),
         ({"endpoint": "http://h:1", "namespace": "n"}, "not of the form"),
         ({"endpoint": ",", "namespace": "n"}, "names no address"),
         ({"endpoint": "h:1,h:1", "namespace": "n"}, "named twice"),
