@@ -4,7 +4,6 @@ from __future__ import annotations  # so that help() names types as they are wri
 
 import time
 import weakref
-from collections.abc import Sequence
 from functools import partial
 from typing import Any, NoReturn
 
@@ -267,14 +266,8 @@ class DraftClient:
 
     # ---- single calls: these raise if the server cannot be reached ------------------------------------------------
 
-    def ingest(
-        self,
-        prompt: Tokens,
-        responses: Sequence[Response],
-        epoch: int | None = None,
-        problem: str | None = None,
-        seeds: Sequence[int | None] | None = None,
-    ) -> None:
+    @same_as(calls.ingest)
+    def ingest(self, *args: Any, **kwargs: Any) -> None:
         """Adds finished responses to the history of a problem. Returns when the server has stored them.
 
         Many responses are sent in several messages; after an error some of them may be stored. Responses older than
@@ -293,7 +286,7 @@ class DraftClient:
             ValueError: an argument is malformed; nothing was sent.
             HistoSpecError: see `histospec.client.errors`.
         """
-        run(self._connections.do(calls.ingest, prompt, responses, epoch, problem, seeds))
+        run(self._connections.do(calls.ingest, *args, **kwargs))
 
     def history(self, prompt: Tokens, problem: str | None = None, limit: int | None = None) -> list[Response]:
         """Returns the stored responses of a problem, oldest first. The list is empty if there are none.

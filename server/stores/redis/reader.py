@@ -8,7 +8,6 @@ import redis
 from histospec.server.errors import Damaged
 from histospec.server.stores import records
 from histospec.server.stores.interface import LAST_EPOCH, Problem, Reader, Record, total_size, within
-from histospec.server.stores.redis.errors import explain, is_about_its_key
 from histospec.server.stores.redis.generations import Generations
 from histospec.server.stores.redis.keys import (
     ABOUT,
@@ -22,7 +21,7 @@ from histospec.server.stores.redis.keys import (
     same,
 )
 from histospec.server.stores.redis.lists import Lists, tidy, walk
-from histospec.server.stores.redis.servers import TRANSIENT, Command, Servers
+from histospec.server.stores.redis.servers import TRANSIENT, Command, Servers, explain, is_about_its_key
 
 READ_PAGE = 64  # responses per round trip
 

@@ -22,7 +22,6 @@ from histospec.server.errors import StoreError
 from histospec.server.stores import records
 from histospec.server.stores.group_commit import MAX_BACKLOG, GroupCommit, Work
 from histospec.server.stores.interface import HISTORY_RESPONSES, ResponseBatch, Store, StoreSize
-from histospec.server.stores.redis.errors import explain, is_about_its_key
 from histospec.server.stores.redis.keys import (
     GENERATIONS,
     NAMESPACES,
@@ -39,7 +38,7 @@ from histospec.server.stores.redis.keys import (
 )
 from histospec.server.stores.redis.lists import PAGE, tidy, walk
 from histospec.server.stores.redis.reader import RedisReader
-from histospec.server.stores.redis.servers import TRANSIENT, Command, Memory, Servers
+from histospec.server.stores.redis.servers import TRANSIENT, Command, Memory, Servers, explain, is_about_its_key
 
 log = structlog.get_logger()
 
