@@ -36,9 +36,7 @@ def fill_in(server_args: Any) -> None:
     server_args.speculative_ngram_max_bfs_breadth = 1  # chains alone, which every attention backend verifies
     server_args.disable_overlap_schedule = True
     if server_args.max_running_requests is None:
-        logger.warning(
-            "HistoSpec: with NGRAM SGLang runs 48 requests at once unless max_running_requests is set"
-        )
+        logger.warning("HistoSpec: with NGRAM SGLang runs 48 requests at once unless max_running_requests is set")
     logger.info(
         "HistoSpec: HISTOSPEC_ENABLE is 1: speculative_algorithm is %s, speculative_num_draft_tokens is %d, "
         "disable_overlap_schedule is True",
