@@ -50,16 +50,18 @@ class NoMessage(InvalidRequest):
 
 
 class ArrivingCall:
-    """A unary call whose message may be arriving."""
+    """A unary call whose message may be arriving. `end` ends it."""
 
-    def __init__(self, peer: str) -> None:
+    def __init__(self, peer: str, end: Callable[[], object]) -> None:
         self.peer = peer
-        self.refused: asyncio.Future[HistoSpecError] = asyncio.get_running_loop().create_future()
+        self.refused: HistoSpecError | None = None
+        self._end = end
 
     def refuse(self, error: HistoSpecError) -> None:
-        """Ends the call."""
-        if not self.refused.done():
-            self.refused.set_result(error)
+        """Ends the call with an error."""
+        if self.refused is None:
+            self.refused = error
+            self._end()
 
 
 class Received(NamedTuple):
@@ -177,30 +179,29 @@ class Arrivals:
 
     async def _receive(self, context: Any, caller: str) -> Received:
         peer = peer_of(context.peer())
-        reading: asyncio.Future[Any] | None = None
-        call = None
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None
+        leave = await self._places.take(caller, peer)
+        # A task of its own for the message, and `asyncio.wait`, would take 20 microseconds more of each call.
+        call = ArrivingCall(peer, task.cancel)
+        late = Late(f"message: it did not arrive within {self._seconds:g} seconds")
+        timers = loop.call_later(self._moment, leave), loop.call_later(self._seconds, call.refuse, late)
+        self.calls.add(call)
         try:
-            async with self._places.place(caller, peer):
-                call = ArrivingCall(peer)
-                self.calls.add(call)
-                reading = asyncio.ensure_future(context.read())
-                ends = (reading, call.refused)
-                await asyncio.wait(ends, timeout=self._moment, return_when=asyncio.FIRST_COMPLETED)
-            if not reading.done() and not call.refused.done():
-                left = self._seconds - self._moment
-                await asyncio.wait(ends, timeout=left, return_when=asyncio.FIRST_COMPLETED)
-            if call.refused.done() and not reading.done():
-                self._pause_for(caller, self._pause)
-                raise call.refused.result()
-            if not reading.done():
+            message = await context.read()
+        except asyncio.CancelledError:
+            if call.refused is None:
+                raise
+            if call.refused is late:
                 self._limited.labels("late").inc()
-                raise Late(f"message: it did not arrive within {self._seconds:g} seconds")
-            message = reading.result()
+            else:
+                self._pause_for(caller, self._pause)
+            raise call.refused from None
         finally:
-            if call is not None:
-                self.calls.discard(call)
-            if reading is not None:
-                reading.cancel()
+            self.calls.discard(call)
+            leave()
+            for timer in timers:
+                timer.cancel()
         if message is grpc.aio.EOF:  # type: ignore[attr-defined]  # missing in the stubs
             raise NoMessage("message: is missing")
         received: Received = message

@@ -20,7 +20,14 @@ from histospec.server.arguments import shown
 from histospec.server.errors import StoreError, StoreFull
 from histospec.server.stores.group_commit import GROUP_BYTES, MAX_BACKLOG, GroupCommit, Work
 from histospec.server.stores.interface import HISTORY_RESPONSES, Problem, ResponseBatch, Store, StoreSize
-from histospec.server.stores.sqlite.damage import StructureCheck, lost_before, note_loss, replace, resume, structural_damage
+from histospec.server.stores.sqlite.damage import (
+    StructureCheck,
+    lost_before,
+    note_loss,
+    replace,
+    resume,
+    structural_damage,
+)
 from histospec.server.stores.sqlite.database import (
     DAMAGE,
     Readers,
