@@ -41,6 +41,8 @@ large, so the next one of the caller waits: a second per READ_PACE bytes."""
 MAX_RECEIVED, MAX_RECEIVED_EACH = 96 << 20, 32 << 20
 """Bytes of requests that are being handled, of all callers and of one; further ones wait before they are received. One
 caller exceeds its share by at most one message, and leaves room for others."""
+REPEATED, PART_BYTES = ("problems", "responses"), 200
+"""The fields of requests that may have thousands of parts. A part takes 120 to 220 bytes in addition to its tokens."""
 PENDING, PENDING_EACH = 2048, 1024
 """Calls whose message has not arrived: of all callers, and of one token, or of one host without tokens."""
 
@@ -65,15 +67,27 @@ class ArrivingCall:
 
 
 class Received(NamedTuple):
-    """A request and its size in bytes before it was decoded."""
+    """A request."""
 
     request: Any
     size: int
+    """In bytes, before it was decoded."""
+    parts: int = 0
+
+    @property
+    def memory(self) -> int:
+        """The bytes that it takes, about."""
+        return self.size + PART_BYTES * self.parts
 
 
 def sized(decode: Callable[[bytes], Any]) -> Callable[[bytes], Received]:
     """Returns `decode`, with the size of what it decoded."""
-    return lambda data: Received(decode(data), len(data))
+
+    def decoded(data: bytes) -> Received:
+        request = decode(data)
+        return Received(request, len(data), sum(len(getattr(request, name, ())) for name in REPEATED))
+
+    return decoded
 
 
 class Arrivals:
@@ -128,13 +142,13 @@ class Arrivals:
         Raises NoMessage, LimitExceeded, Late and the error of a message that must not be decoded.
         """
         received = await self._in_turn(context, caller)
-        self._count(caller, 1, received.size)
+        self._count(caller, 1, received.memory)
         try:
             if isinstance(received.request, Undecodable):
                 received.request.refuse()
             yield received.request
         finally:
-            self._count(caller, -1, -received.size)
+            self._count(caller, -1, -received.memory)
 
     def _count(self, caller: str, requests: int, size: int) -> None:
         self._handled += requests
