@@ -83,4 +83,4 @@ def status_of(error: HistoSpecError) -> grpc.StatusCode:
 def reason(error: BaseException) -> str:
     """Returns the operating system's reason for an error."""
     text = error.strerror if isinstance(error, OSError) else None
-    return (text or str(error)).lower()
+    return text.lower() if text else str(error)

@@ -1,0 +1,98 @@
+"""The plug-in that SGLang loads in its processes (entry point sglang.srt.plugins). It wraps these functions of SGLang:
+
+============================================ ====================================================================
+ServerArgs.resolve_once                      fills in the arguments for drafts, with HISTOSPEC_ENABLE=1
+Scheduler.__init__                           connects to the server, after SGLang has made the scheduler
+Scheduler._add_request_to_queue              opens a session
+Scheduler.get_next_batch_to_run              announces new sessions
+Scheduler.send_abort_output                  closes the session of a request that is aborted in the queue
+Scheduler.record_weight_version_change       notes new weights
+Scheduler.release_host_resources             sends the last responses
+SchedulerOutputStreamer.stream_output        sends new tokens and finished responses before SGLang sends its outputs
+NGRAMWorker._prepare_draft_tokens            puts the drafts into the places that SGLang verifies
+============================================ ====================================================================
+
+SGLang's own registry does the wrapping (`HookRegistry`). SGLang logs an exception of a plug-in and goes on; the
+functions below raise only where the engine must not start.
+"""
+
+import importlib
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from histospec.client.engines import environment
+from histospec.client.sglang import settings
+from histospec.client.sglang.adapter import SchedulerDrafts, drafts_of
+from histospec.client.sglang.interface import NgramWorker, Req, ScheduleBatch
+
+SCHEDULER = "sglang.srt.managers.scheduler"
+STREAMER = "sglang.srt.managers.scheduler_components.output_streamer.SchedulerOutputStreamer"
+WORKER = "sglang.srt.speculative.ngram_worker.NGRAMWorker"
+
+_current: SchedulerDrafts | None = None  # of this process, which has at most one scheduler
+
+
+def register() -> None:
+    """Wraps what this process needs: a scheduler's process has loaded SGLang's scheduler when it loads plug-ins."""
+    registry = importlib.import_module("sglang.srt.plugins.hook_registry")
+    register_hook, kind = registry.HookRegistry.register, registry.HookType
+    if environment.enabled():
+        register_hook("sglang.srt.server_args.ServerArgs.resolve_once", settings.fill_in, kind.BEFORE)
+    if SCHEDULER not in sys.modules:
+        return
+    for name, hook in (
+        ("__init__", _made),
+        ("_add_request_to_queue", _queued),
+        ("send_abort_output", _aborted),
+        ("record_weight_version_change", _new_weights),
+    ):
+        register_hook(f"{SCHEDULER}.Scheduler.{name}", hook, kind.AFTER)
+    register_hook(f"{SCHEDULER}.Scheduler.get_next_batch_to_run", _choosing, kind.BEFORE)
+    register_hook(f"{SCHEDULER}.Scheduler.release_host_resources", _leaving, kind.BEFORE)
+    register_hook(f"{STREAMER}.stream_output", _processed, kind.BEFORE)
+    register_hook(f"{WORKER}._prepare_draft_tokens", _prepare, kind.AROUND)
+
+
+def _made(result: Any, scheduler: Any, *args: Any, **kwargs: Any) -> None:
+    global _current
+    if settings.drafts_here(scheduler):
+        _current = scheduler._histospec = SchedulerDrafts(scheduler)
+
+
+def _queued(result: Any, scheduler: Any, req: Req, *args: Any, **kwargs: Any) -> None:
+    drafts = drafts_of(scheduler)
+    if drafts is not None and scheduler.waiting_queue and scheduler.waiting_queue[-1] is req:  # it was not refused
+        drafts.queued(req)
+
+
+def _choosing(scheduler: Any, *args: Any, **kwargs: Any) -> None:
+    if (drafts := drafts_of(scheduler)) is not None:
+        drafts.choosing()
+
+
+def _processed(streamer: Any, reqs: Sequence[Req], *args: Any, **kwargs: Any) -> None:
+    if _current is not None:
+        _current.processed(reqs)
+
+
+def _aborted(result: Any, scheduler: Any, abort: Any, req: Req, *args: Any, **kwargs: Any) -> None:
+    if (drafts := drafts_of(scheduler)) is not None:
+        drafts.aborted(req)
+
+
+def _new_weights(result: Any, scheduler: Any, new_version: str | None, *args: Any, **kwargs: Any) -> None:
+    if (drafts := drafts_of(scheduler)) is not None:
+        drafts.new_weights(new_version)
+
+
+def _leaving(scheduler: Any, *args: Any, **kwargs: Any) -> None:
+    if (drafts := drafts_of(scheduler)) is not None:
+        drafts.shut_down()
+
+
+def _prepare(prepare: Callable[..., Any], worker: NgramWorker, batch: ScheduleBatch, *args: Any, **kwargs: Any) -> Any:
+    tokens, mask = prepare(worker, batch, *args, **kwargs)
+    if _current is not None:
+        _current.fill(batch, tokens, mask)
+    return tokens, mask
