@@ -26,7 +26,6 @@ from histospec.client.engines.options import ONE_TOKEN, read_options, why_no_rol
 from histospec.client.engines.reporting import MinuteReport
 from histospec.client.engines.sessions import RequestSessions
 from histospec.client.engines.versions import WeightVersions
-from histospec.client.sglang import places
 from histospec.client.sglang.interface import Req, ScheduleBatch, Scheduler
 
 logger = logging.getLogger("histospec.sglang")
@@ -64,8 +63,9 @@ class SchedulerDrafts:
         with self._harmless("announce", forget=True):
             self._sessions.announce()
 
-    def fill(self, batch: ScheduleBatch, tokens: NDArray[np.int64], mask: NDArray[np.integer]) -> None:
-        """Puts the drafts of a batch's requests into their places."""
+    def drafts(self, batch: ScheduleBatch) -> Sequence[Sequence[int]]:
+        """Returns the drafts of a batch's requests for this step, empty ones where there are none."""
+        rows: list[Sequence[int]] = [()] * len(batch.reqs)
         waited = -time.perf_counter()
         with self._harmless("receive", forget=True):
             received = self._sessions.collect()
@@ -73,8 +73,8 @@ class SchedulerDrafts:
             waited += time.perf_counter()
             rows = [self._drafts.pop(req.rid, ()) for req in batch.reqs]
             self._minute.received(waited, len(received), [list(row) for row in rows])
-            places.put(tokens, mask, rows, self.places)
             self._filled = {req.rid: len(row) for req, row in zip(batch.reqs, rows, strict=True) if len(row)}
+        return rows
 
     def processed(self, reqs: Sequence[Req]) -> None:
         """Sends the new tokens of requests that a step has computed, and commits the responses that ended."""

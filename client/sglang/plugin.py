@@ -22,15 +22,18 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from histospec.client.engines import environment
-from histospec.client.sglang import settings
+from histospec.client.sglang import places, settings
 from histospec.client.sglang.adapter import SchedulerDrafts, drafts_of
 from histospec.client.sglang.interface import NgramWorker, Req, ScheduleBatch
+from histospec.client.sglang.ranks import Ranks
 
 SCHEDULER = "sglang.srt.managers.scheduler"
 STREAMER = "sglang.srt.managers.scheduler_components.output_streamer.SchedulerOutputStreamer"
 WORKER = "sglang.srt.speculative.ngram_worker.NGRAMWorker"
 
-_current: SchedulerDrafts | None = None  # of this process, which has at most one scheduler
+# Of this process, which has at most one scheduler.
+_current: SchedulerDrafts | None = None  # in the first rank of an engine
+_ranks: Ranks | None = None
 
 
 def register() -> None:
@@ -55,9 +58,11 @@ def register() -> None:
 
 
 def _made(result: Any, scheduler: Any, *args: Any, **kwargs: Any) -> None:
-    global _current
+    global _current, _ranks
     if settings.drafts_here(scheduler):
-        _current = scheduler._histospec = SchedulerDrafts(scheduler)
+        _ranks = Ranks(scheduler.tp_group, scheduler.draft_worker.draft_token_num)
+        if _ranks.leads:
+            _current = scheduler._histospec = SchedulerDrafts(scheduler)
 
 
 def _queued(result: Any, scheduler: Any, req: Req, *args: Any, **kwargs: Any) -> None:
@@ -93,6 +98,7 @@ def _leaving(scheduler: Any, *args: Any, **kwargs: Any) -> None:
 
 def _prepare(prepare: Callable[..., Any], worker: NgramWorker, batch: ScheduleBatch, *args: Any, **kwargs: Any) -> Any:
     tokens, mask = prepare(worker, batch, *args, **kwargs)
-    if _current is not None:
-        _current.fill(batch, tokens, mask)
+    if _ranks is not None:
+        rows = () if _current is None else _current.drafts(batch)
+        places.put(tokens, mask, _ranks.share(rows, len(batch.reqs)), worker.draft_token_num)
     return tokens, mask

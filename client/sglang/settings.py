@@ -35,6 +35,10 @@ def fill_in(server_args: Any) -> None:
     server_args.speculative_num_draft_tokens = environment.draft_tokens() + 1  # and the place of the last token
     server_args.speculative_ngram_max_bfs_breadth = 1  # chains alone, which every attention backend verifies
     server_args.disable_overlap_schedule = True
+    if server_args.max_running_requests is None:
+        logger.warning(
+            "HistoSpec: with NGRAM SGLang runs 48 requests at once unless max_running_requests is set"
+        )
     logger.info(
         "HistoSpec: HISTOSPEC_ENABLE is 1: speculative_algorithm is %s, speculative_num_draft_tokens is %d, "
         "disable_overlap_schedule is True",
@@ -66,8 +70,8 @@ def drafts_here(scheduler: Scheduler) -> bool:
         why = f"speculative_algorithm is {arguments.speculative_algorithm}; set it to {ALGORITHM}"
     elif scheduler.enable_overlap:
         why = "SGLang overlaps schedules, so drafts come too late; set disable_overlap_schedule"
-    elif arguments.tp_size > 1:
-        why = f"tp_size is {arguments.tp_size}; HistoSpec drafts with 1, and with any dp_size"
+    elif arguments.nnodes > 1:
+        why = f"nnodes is {arguments.nnodes}; must be 1, because other nodes might lack the plug-in"
     elif arguments.disaggregation_mode != "null":
         why = f"disaggregation_mode is {arguments.disaggregation_mode!r}; HistoSpec drafts with 'null'"
     elif min(arguments.speculative_accept_threshold_single, arguments.speculative_accept_threshold_acc) < 1:

@@ -32,21 +32,22 @@ def endpoint(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def server_args(**differently: Any) -> Any:
     usual = {
-        "speculative_algorithm": None, "is_embedding": False, "disaggregation_mode": "null", "pp_size": 1, "tp_size": 1,
-        "enable_dp_attention": False, "speculative_accept_threshold_single": 1.0,
+        "speculative_algorithm": None, "is_embedding": False, "disaggregation_mode": "null", "pp_size": 1, "nnodes": 1,
+        "enable_dp_attention": False, "max_running_requests": None, "speculative_accept_threshold_single": 1.0,
         "speculative_accept_threshold_acc": 1.0,
     }  # fmt: skip
     return SimpleNamespace(**usual | differently)
 
 
 @pytest.mark.usefixtures("endpoint")
-def test_the_arguments_are_filled_in(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_arguments_are_filled_in(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setenv("HISTOSPEC_DRAFT_TOKENS", "8")
     arguments = server_args()
     settings.fill_in(arguments)
     assert arguments.speculative_algorithm == "NGRAM"
     assert (arguments.speculative_num_draft_tokens, arguments.speculative_ngram_max_bfs_breadth) == (9, 1)
     assert arguments.disable_overlap_schedule is True
+    assert "SGLang runs 48 requests at once unless max_running_requests" in caplog.text
 
 
 @pytest.mark.usefixtures("endpoint")
@@ -91,7 +92,7 @@ def scheduler(arguments: Any = None, **differently: Any) -> Any:
         ({}, None),
         ({"enable_overlap": True}, "set disable_overlap_schedule"),
         ({"spec_algorithm": SimpleNamespace(is_ngram=lambda: False)}, "set it to NGRAM"),
-        ({"arguments": server_args(tp_size=2)}, "tp_size is 2; HistoSpec drafts with 1"),
+        ({"arguments": server_args(nnodes=2)}, "nnodes is 2; must be 1"),
         ({"arguments": server_args(speculative_accept_threshold_acc=0.9)}, "would not be the model's own"),
     ],
 )
@@ -135,13 +136,11 @@ def test_a_failure_never_stops_the_engine(monkeypatch: pytest.MonkeyPatch, caplo
     caplog.set_level(logging.INFO)
     drafts = SchedulerDrafts(scheduler())
     batch = SimpleNamespace(reqs=[request()])
-    tokens, mask = np.array([4, 0, 0, 0], np.int64), np.ones(PLACES * PLACES, np.int64)
     drafts.queued(batch.reqs[0])
     drafts.choosing()
-    drafts.fill(batch, tokens, mask)
+    assert drafts.drafts(batch) == [()]
     drafts.processed(batch.reqs)
     drafts.aborted(batch.reqs[0])
     drafts.new_weights("step7")
     drafts.shut_down()
-    assert tokens.tolist() == [4, 0, 0, 0]
     assert any("could not open" in line for line in caplog.messages)

@@ -230,3 +230,23 @@ def test_without_an_endpoint_nothing_changes(
     answers = engine.wait()
     assert outputs(answers) == written
     assert not any("HistoSpec" in line for line in engine.log)
+
+
+def test_two_tensor_parallel_ranks(
+    start_engine: Callable[..., Engine],
+    shared_server: Server,
+    plain: Engine,
+    own: list[list[int]],
+    client: DraftClient,
+) -> None:
+    """Both verify the drafts of the first. With drafts that differ they would write other texts, or wait for ever."""
+    expected = plain.generate(own)
+    for prompt, text in zip(own[:4], expected, strict=False):
+        client.ingest(prompt, [Response(wrong(text))], epoch=0)
+    engine = start_engine(shared_server.endpoint, {"SGLANG_CPU_OMP_THREADS_BIND": "0|1"}, tp_size=2, **NGRAM)
+    for _ in range(2):
+        engine.start(own)
+        answers = engine.wait()
+        assert outputs(answers) == expected
+    assert steps(answers) < 0.4 * 39 * len(own)
+    assert sorted(map(len, (client.history(prompt) for prompt in own))) == [2] * 4 + [3] * 4
