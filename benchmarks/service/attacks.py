@@ -99,6 +99,11 @@ class Attack:
             response = pb.Response(tokens=i32(self._random.integers(0, 50_000, MIB)))
             self._ingest(pb.IngestRequest(namespace="attack", prompt=i32([1]), responses=[response]))
 
+    def short_history(self) -> None:
+        """Ingests a history that takes no place for large answers."""
+        responses = [pb.Response(tokens=i32(self._random.integers(0, 50_000, 1500))) for _ in range(40)]
+        self._ingest(pb.IngestRequest(namespace="attack", prompt=i32([2]), responses=responses))
+
     def look_alikes(self) -> None:
         """Makes namespaces with similar names of 120 characters."""
         chance = random.Random(0)
@@ -221,6 +226,7 @@ class Case(NamedTuple):
 HISTORY = pb.HistoryRequest(namespace="attack", prompt=i32([1])).SerializeToString()
 INSPECT = pb.InspectRequest(namespace="attack").SerializeToString()
 EXPORT = pb.ExportRequest(namespaces="attack").SerializeToString()
+SHORT = pb.HistoryRequest(namespace="attack", prompt=i32([2])).SerializeToString()
 LISTS = b"\x3a\x00"  # all services, by reflection
 CASES = [
     Case("watch health 64 times with a window of 0", partial(Attack.unread, path=WATCH, request=b"", calls=64)),
@@ -235,6 +241,10 @@ CASES = [
         Attack.large_history,
         processes=3,
     ),
+    Case("ask for a history of 240 KiB 1,000 times, read nothing",
+         partial(Attack.unread, path=f"{SERVICE}/History", request=SHORT, calls=1000), Attack.short_history),
+    Case("list the health 1,000 times, read nothing",
+         partial(Attack.unread, path="/grpc.health.v1.Health/List", request=b"", calls=1000)),
     Case("export twice, read nothing",
          partial(Attack.unread, path=f"{SERVICE}/Export", request=EXPORT, calls=2), Attack.large_history),
     Case("inspect 500 times, read nothing",

@@ -136,6 +136,14 @@ def test_a_log_that_was_damaged_after_a_kill_has_lost_responses(killed: Path, wh
     store.close()
 
 
+def test_a_file_that_was_deleted_after_a_kill_has_lost_responses(killed: Path) -> None:
+    (killed / FILE_NAME).unlink()
+    store = SQLiteStore(killed, 8)
+    put(store, b"next")
+    assert (contents(store), store.damaged_responses) == (1, 1)
+    store.close()
+
+
 def test_a_server_knows_of_a_loss_that_a_snapshot_found(killed: Path) -> None:
     cut(besides(killed / FILE_NAME)[1], "half")
     for _ in range(2):
