@@ -17,6 +17,8 @@ functions below raise only where the engine must not start.
 """
 
 import importlib
+import logging
+import pkgutil
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -26,6 +28,8 @@ from histospec.client.sglang import places, settings
 from histospec.client.sglang.adapter import SchedulerDrafts, drafts_of
 from histospec.client.sglang.interface import NgramWorker, Req, ScheduleBatch
 from histospec.client.sglang.ranks import Ranks
+
+logger = logging.getLogger("histospec.sglang")
 
 SCHEDULER = "sglang.srt.managers.scheduler"
 STREAMER = "sglang.srt.managers.scheduler_components.output_streamer.SchedulerOutputStreamer"
@@ -37,24 +41,45 @@ _ranks: Ranks | None = None
 
 
 def register() -> None:
-    """Wraps what this process needs: a scheduler's process has loaded SGLang's scheduler when it loads plug-ins."""
-    registry = importlib.import_module("sglang.srt.plugins.hook_registry")
-    register_hook, kind = registry.HookRegistry.register, registry.HookType
-    if environment.enabled():
-        register_hook("sglang.srt.server_args.ServerArgs.resolve_once", settings.fill_in, kind.BEFORE)
-    if SCHEDULER not in sys.modules:
+    """Wraps what this process needs, if the user has asked for drafts.
+
+    A process of a scheduler has loaded its module when it loads plug-ins. If SGLang lacks one of the functions, the plug-in
+    wraps none.
+    """
+    if not settings.wanted():
         return
-    for name, hook in (
-        ("__init__", _made),
-        ("_add_request_to_queue", _queued),
-        ("send_abort_output", _aborted),
-        ("record_weight_version_change", _new_weights),
-    ):
-        register_hook(f"{SCHEDULER}.Scheduler.{name}", hook, kind.AFTER)
-    register_hook(f"{SCHEDULER}.Scheduler.get_next_batch_to_run", _choosing, kind.BEFORE)
-    register_hook(f"{SCHEDULER}.Scheduler.release_host_resources", _leaving, kind.BEFORE)
-    register_hook(f"{STREAMER}.stream_output", _processed, kind.BEFORE)
-    register_hook(f"{WORKER}._prepare_draft_tokens", _prepare, kind.AROUND)
+    registry = importlib.import_module("sglang.srt.plugins.hook_registry")
+    kind = registry.HookType
+    hooks: list[tuple[str, Any, Any]] = []
+    if environment.enabled():
+        hooks.append(("sglang.srt.server_args.ServerArgs.resolve_once", settings.fill_in, kind.BEFORE))
+    if SCHEDULER in sys.modules:
+        hooks += [
+            (f"{SCHEDULER}.Scheduler.__init__", _made, kind.AFTER),
+            (f"{SCHEDULER}.Scheduler._add_request_to_queue", _queued, kind.AFTER),
+            (f"{SCHEDULER}.Scheduler.get_next_batch_to_run", _choosing, kind.BEFORE),
+            (f"{SCHEDULER}.Scheduler.send_abort_output", _aborted, kind.AFTER),
+            (f"{SCHEDULER}.Scheduler.record_weight_version_change", _new_weights, kind.AFTER),
+            (f"{SCHEDULER}.Scheduler.release_host_resources", _leaving, kind.BEFORE),
+            (f"{STREAMER}.stream_output", _processed, kind.BEFORE),
+            (f"{WORKER}._prepare_draft_tokens", _prepare, kind.AROUND),
+        ]
+    if lacking := [target for target, _, _ in hooks if not _exists(target)]:
+        logger.warning(
+            "HistoSpec: this SGLang has no %s, so its engines start WITHOUT drafts from the server (docs/sglang.md)",
+            ", ".join(lacking),
+        )
+        return
+    for target, hook, when in hooks:
+        registry.HookRegistry.register(target, hook, when)
+
+
+def _exists(target: str) -> bool:
+    try:
+        pkgutil.resolve_name(target)
+    except (ImportError, AttributeError):
+        return False
+    return True
 
 
 def _made(result: Any, scheduler: Any, *args: Any, **kwargs: Any) -> None:

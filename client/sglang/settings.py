@@ -14,6 +14,11 @@ logger = logging.getLogger("histospec.sglang")
 ALGORITHM = "NGRAM"
 
 
+def wanted() -> bool:
+    """Returns whether the user asks for drafts. Raises ValueError if HISTOSPEC_ENABLE is invalid."""
+    return environment.enabled() or bool(os.environ.get("HISTOSPEC_ENDPOINT"))
+
+
 def fill_in(server_args: Any) -> None:
     """Sets the arguments for drafts in a ServerArgs that SGLang has not resolved yet, unless one of them is set.
 
@@ -60,9 +65,7 @@ def _obstacle(server_args: Any) -> str | None:
 
 
 def drafts_here(scheduler: Scheduler) -> bool:
-    """Returns whether a scheduler drafts with a server; logs what keeps it from that, if the user asked for drafts."""
-    if not (os.environ.get("HISTOSPEC_ENDPOINT") or environment.enabled()):
-        return False
+    """Returns whether a scheduler drafts with a server; logs what keeps it from that."""
     arguments, why = scheduler.server_args, None
     if not (scheduler.is_generation and scheduler.spec_algorithm.is_ngram()):
         why = f"speculative_algorithm is {arguments.speculative_algorithm}; set it to {ALGORITHM}"

@@ -1,15 +1,17 @@
 """The parts of the SGLang adapter that need no SGLang; tests/sglang has the rest."""
 
+import importlib
 import logging
+import sys
 from array import array
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from histospec.client.errors import ConfigurationError
-from histospec.client.sglang import adapter, places, settings
+from histospec.client.sglang import adapter, places, plugin, settings
 from histospec.client.sglang.adapter import SchedulerDrafts
 
 PLACES = 4
@@ -104,12 +106,25 @@ def test_a_scheduler_says_why_it_does_not_draft(
     assert all(why in line for line in caplog.messages if why)
 
 
-def test_an_engine_without_an_endpoint_is_left_alone(
+def test_an_sglang_without_an_endpoint_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HISTOSPEC_ENDPOINT", raising=False)
+    monkeypatch.setattr(importlib, "import_module", lambda name: pytest.fail(f"{name} is imported"))
+    plugin.register()
+
+
+@pytest.mark.usefixtures("endpoint")
+def test_an_sglang_that_lacks_a_function_starts_without_drafts(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.delenv("HISTOSPEC_ENDPOINT", raising=False)
-    assert not settings.drafts_here(scheduler(enable_overlap=True))
-    assert caplog.messages == []
+    kinds = SimpleNamespace(BEFORE="before", AFTER="after", AROUND="around")
+    for name in ("sglang", "sglang.srt", "sglang.srt.plugins.hook_registry", plugin.SCHEDULER):
+        module: Any = ModuleType(name)
+        module.__path__, module.HookType = [], kinds  # and no HookRegistry
+        monkeypatch.setitem(sys.modules, name, module)
+    plugin.register()
+    (line,) = caplog.messages
+    assert "HistoSpec: this SGLang has no sglang.srt.managers.scheduler.Scheduler.__init__, " in line
+    assert "start WITHOUT drafts from the server" in line
 
 
 class Broken:
