@@ -43,7 +43,7 @@ _ranks: Ranks | None = None
 def register() -> None:
     """Wraps what this process needs, if the user has asked for drafts.
 
-    A scheduler's process has loaded its module when it loads plug-ins. If a function is missing, the plug-in wraps none.
+    A scheduler's process has loaded its module when it loads plug-ins. If a function is missing, none is wrapped.
     """
     if not settings.wanted():
         return
