@@ -88,7 +88,8 @@ class Attack:
         os.sched_setscheduler(0, policy, os.sched_param(1 if policy == os.SCHED_RR else 0))
         self._endpoint = endpoint
         options = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
-        self._stub = pb_grpc.DraftServiceStub(grpc.insecure_channel(endpoint, options=options))
+        self._channel = grpc.insecure_channel(endpoint, options=options)
+        self._stub = pb_grpc.DraftServiceStub(self._channel)
         self._random = np.random.default_rng(0)
 
     # What attacks need
@@ -186,6 +187,18 @@ class Attack:
             with suppress(grpc.RpcError):
                 self._stub.PredictLengths(request, timeout=60, metadata=metadata(ATTACKER))
 
+    def without_token(self, end: float) -> None:
+        """Sends updates of 60 MiB without a token, three at a time, on connections that stay."""
+        update = self._channel.unary_unary(UPDATE)
+
+        def send(_: int) -> None:
+            while time.monotonic() < end:
+                with suppress(grpc.RpcError):
+                    update(bytes(UNFINISHED), timeout=60)
+
+        with ThreadPoolExecutor(3) as threads:
+            list(threads.map(send, range(3)))
+
     def nested_opens(self, end: float) -> None:
         """Opens sessions that continue all nested prompts."""
         prompt = np.ones(NESTED * NESTED_TOKENS + 50, "<i4").tobytes()
@@ -258,6 +271,7 @@ CASES = [
          partial(Attack.unfinished, path="/grpc.health.v1.Health/Check", connections=10)),
     Case("1,000 ingests that send headers alone", partial(Attack.headers, path=f"{SERVICE}/Ingest", calls=1000)),
     Case("1,000 histories that send headers alone", partial(Attack.headers, path=f"{SERVICE}/History", calls=1000)),
+    Case("updates of 60 MiB without a token, 3 at a time", Attack.without_token),
     Case("8 updates that send headers alone", partial(Attack.headers, path=UPDATE, calls=8)),
     Case(f"inspect among {LOOK_ALIKES:,} similar names, 16 at a time", partial(Attack.inspects, threads=16),
          Attack.look_alikes),
