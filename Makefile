@@ -13,6 +13,7 @@
 # make dist    the source distribution and wheels, installed in clean environments and tried; DIST_PYTHON=3.12 for one
 # make wheels  the wheels of a release, in manylinux containers (Docker)
 # make test-verl   rollouts through verl, in an environment of its own
+# make test-sglang  rollouts through SGLang's scheduler on the CPU, in an environment of its own
 # make test-ray    a job on a real cluster of Ray, in an environment of its own
 # make test-image  the image built and run with buildah and podman, as root
 # make test-cluster  the chart in a real control plane: etcd, API server, controllers, scheduler, several versions of Helm
@@ -22,9 +23,11 @@ VENV := .venv
 VENV_OLD := .venv-vllm-0.27
 VENV_MID := .venv-vllm-0.29
 VENV_VERL := .venv-verl
+VENV_SGLANG := .venv-sglang
 VENV_RAY := .venv-ray
 VENV_DIST := build/dist-tools
 VERL := 0.9.1
+SGLANG := 0.5.23
 RAY := 2.60.0
 VLLM_NEW := 0.32.0
 VLLM_OLD := 0.27.0
@@ -47,7 +50,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_COMPILE := 0
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo dist wheels test check check-types check-locks check-style check-docs docs lock bench study chaos fuzz setup clean manifests test-image test-cluster tools test-native test-python test-vllm test-long test-verl test-ray test-vllm-$(VLLM_NEW) test-vllm-$(VLLM_OLD) test-vllm-$(VLLM_MID) vllm-versions
+.PHONY: demo dist wheels test check check-types check-locks check-style check-docs docs lock bench study chaos fuzz setup clean manifests test-image test-cluster tools test-native test-python test-vllm test-long test-verl test-sglang test-ray test-vllm-$(VLLM_NEW) test-vllm-$(VLLM_OLD) test-vllm-$(VLLM_MID) vllm-versions
 
 setup: $(VENV)/.ready
 
@@ -156,6 +159,14 @@ $(VENV_VERL)/.ready: scripts/install_verl.py $(VENV)/.ready
 test-verl: $(VENV_VERL)/.ready
 	$(VENV_VERL)/bin/python -m pytest -q $(LONG) tests/verl
 
+# Over the torch of the first environment: SGLang's own requirements are 11 GB of CUDA.
+$(VENV_SGLANG)/.ready: scripts/install_sglang.py $(VENV)/.ready
+	$(PYTHON) -m scripts.install_sglang $(SGLANG) $(VENV_SGLANG) $(VENV)
+	touch $@
+
+test-sglang: $(VENV_SGLANG)/.ready
+	$(VENV_SGLANG)/bin/python -m pytest -q $(LONG) tests/sglang
+
 # The environment also sees the packages of the first one. addsitedir reads its .pth files, too.
 $(VENV_RAY)/.ready: $(VENV)/.ready
 	$(PYTHON) -m venv $(VENV_RAY)
@@ -216,5 +227,5 @@ fuzz: setup
 	scripts/fuzz
 
 clean:
-	rm -rf build dist $(VENV) $(VENV_OLD) $(VENV_MID) $(VENV_VERL) $(VENV_RAY) *.egg-info native/python/*.so
+	rm -rf build dist $(VENV) $(VENV_OLD) $(VENV_MID) $(VENV_VERL) $(VENV_SGLANG) $(VENV_RAY) *.egg-info native/python/*.so
 	find . -name '*_pb2*.py*' -not -path './.venv*' -delete

@@ -20,7 +20,9 @@ PACKAGES = {
     "histospec.client": "client",
     "histospec.client.core": "client/core",
     "histospec.client.doctor": "client/doctor",
+    "histospec.client.engines": "client/engines",
     "histospec.client.rollouts": "client/rollouts",
+    "histospec.client.sglang": "client/sglang",
     "histospec.client.transport": "client/transport",
     "histospec.client.verl": "client/verl",
     "histospec.client.vllm": "client/vllm",
@@ -97,6 +99,7 @@ setup(
     ext_modules=[] if CLIENT_ONLY else [Extension("histospec.native._core", sources=[])],
     entry_points={
         "vllm.general_plugins": ["histospec = histospec.client.vllm.patches.plugin:register"],
+        "sglang.srt.plugins": ["histospec = histospec.client.sglang.plugin:register"],
         "console_scripts": [f"histospec = {COMMAND}"],
     },
     cmdclass={"build_py": BuildWithProtos, "build_ext": BuildWithCMake},

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import histospec.client.quiet_grpc  # noqa: F401 - before all others
 from histospec.client.aio import AsyncDraftClient
 from histospec.client.config import Breaker, Limits, Timeouts, Tls
-from histospec.client.core.shard import Pending
+from histospec.client.core.step import Pending
 from histospec.client.errors import (
     ConfigurationError,
     DeadlineExceeded,

@@ -9,13 +9,13 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from histospec.client import arguments, quiet_grpc
-from histospec.client.arguments import same_as
 from histospec.client.config import configure
 from histospec.client.core.core import Core
-from histospec.client.core.shard import Pending
+from histospec.client.core.step import Pending
+from histospec.client.signatures import same_as
 from histospec.client.sync import GRACE, DraftClient
 from histospec.client.transport import calls, keeping
-from histospec.client.transport.connections import LoopConnections
+from histospec.client.transport.on_loop import LoopConnections
 from histospec.client.transport.stream import Streams
 from histospec.client.values import Draft, Inspection, LengthPrediction, Response, Shard, Stats
 

@@ -5,12 +5,11 @@ what is allowed and what was given, and what to give instead if the mistake is a
 """
 
 import contextlib
-import inspect
 import math
 import numbers
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
-from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar, cast
+from typing import Any, NamedTuple, ParamSpec, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -389,20 +388,3 @@ def _not_integers(name: str, value: Any, array: NDArray[Any]) -> str:
         if not 0 <= item <= MAX_TOKEN:  # such as a number of more than 64 bits
             return f"{name}: token {shown(item)} is outside [0, {MAX_TOKEN}]"
     return f"{name}: must be integers, is {array.dtype}"
-
-
-# ---- signatures -----------------------------------------------------------------------------------------------------
-
-
-def same_as(
-    method: Callable[Concatenate[Any, P], Any],
-) -> Callable[[Callable[..., T]], Callable[Concatenate[Any, P], T]]:
-    """Gives a method the arguments of another one, which it passes on: for type checkers, editors and help()."""
-
-    def decorated(function: Callable[..., T]) -> Callable[Concatenate[Any, P], T]:
-        returned = inspect.signature(function).return_annotation
-        signature = inspect.signature(method).replace(return_annotation=returned)
-        function.__signature__ = signature  # type: ignore[attr-defined]
-        return function
-
-    return decorated

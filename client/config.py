@@ -44,6 +44,7 @@ LONGEST_DEADLINE = 60.0
 """Seconds. A worker waits this long if the server hangs. A larger value is a mistake, such as milliseconds."""
 MAX_ENDPOINT = 1 << 20
 """The most characters of an endpoint, enough for thousands of shards."""
+USUAL_PORT = 6378
 LONGEST_ADDRESS = 300
 """The most characters of one address that a server names; a name of DNS has 253."""
 _ADDRESS = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^\s:/?#@\[\]]+):[0-9]{1,5}")
@@ -315,7 +316,9 @@ def _endpoints(text: str) -> tuple[Endpoint, ...]:
         name, equals, address = part.rpartition("=")
         if "@" in name or not _ADDRESS.fullmatch(address) or (equals and not name):
             what = arguments.shown(part)
-            raise ConfigurationError(f"endpoint: {what} is not of the form host:port or name=host:port")
+            raise ConfigurationError(
+                f"endpoint: {what} is not of the form host:port or name=host:port{_advice(address)}"
+            )
         if wrong := white_space(name):
             raise ConfigurationError(f"endpoint: the shard name {wrong}")
         if not _is_port(address):
@@ -326,6 +329,17 @@ def _endpoints(text: str) -> tuple[Endpoint, ...]:
     if len({e.name for e in endpoints}) < len(endpoints):
         raise ConfigurationError(f"endpoint: a shard is named twice in {arguments.shown(text)}")
     return tuple(endpoints)
+
+
+def _advice(address: str) -> str:
+    """Returns what to change of an address that is none, for the end of a sentence; empty if that is not known."""
+    if "://" in address:
+        return "; give no URL, but the host and the port of gRPC"
+    if address.count(":") > 1 and "[" not in address:
+        return "; put an IPv6 address in brackets, such as [::1]:6378"
+    if ":" not in address.rpartition("]")[2]:
+        return f"; add the port, usually :{USUAL_PORT}"
+    return ""
 
 
 def is_address(text: str) -> bool:

@@ -4,17 +4,16 @@ from __future__ import annotations  # so that help() names types as they are wri
 
 import time
 import weakref
-from collections.abc import Sequence
 from functools import partial
 from typing import Any, NoReturn
 
 from histospec.client import arguments, quiet_grpc
-from histospec.client.arguments import same_as
 from histospec.client.config import Breaker, Limits, Timeouts, Tls, configure
 from histospec.client.core.core import Core
-from histospec.client.core.shard import Pending
+from histospec.client.core.step import Pending
+from histospec.client.signatures import same_as
 from histospec.client.transport import calls, keeping
-from histospec.client.transport.connections import BlockingConnections
+from histospec.client.transport.blocking import BlockingConnections, run
 from histospec.client.transport.pump import Pump
 from histospec.client.transport.stream import Streams
 from histospec.client.values import Draft, Inspection, LengthPrediction, Response, Shard, Stats, Tokens
@@ -225,7 +224,7 @@ class DraftClient:
         Args:
             timeout: seconds; None: the deadline of a step.
         """
-        self._connections.flush(self._core.flush_seconds(timeout))
+        run(self._connections.flush(self._core.flush_seconds(timeout)))
 
     def stats(self) -> Stats:
         """Returns the counters of this client since it was made."""
@@ -233,17 +232,8 @@ class DraftClient:
 
     # ---- for trainers: never raises an error of the server --------------------------------------------------------
 
-    def keep(
-        self,
-        prompts: Sequence[Tokens],
-        responses: Sequence[Tokens | Response],
-        rewards: Sequence[Any] | None = None,
-        logprobs: Sequence[Any] | None = None,
-        generated: Sequence[Any] | None = None,
-        epoch: int | Sequence[int | None] | None = None,
-        problems: Sequence[str | None] | None = None,
-        seeds: Sequence[int | None] | None = None,
-    ) -> list[bool]:
+    @same_as(keeping.batch)
+    def keep(self, *args: Any, **kwargs: Any) -> list[bool]:
         """Adds the finished responses of a training step to the history, and never ends the training.
 
         It waits for the store, at most `Timeouts.keep` seconds in all, and a tenth of that in the minute after it
@@ -272,21 +262,12 @@ class DraftClient:
         Raises:
             ValueError: an argument is malformed; nothing was sent.
         """
-        batch = keeping.batch(
-            self.config, prompts, responses, rewards, logprobs, generated, epoch, problems, seeds
-        )  # fmt: skip
-        return self._connections.keep(batch)
+        return run(self._connections.keep(keeping.batch(self.config, *args, **kwargs)))
 
     # ---- single calls: these raise if the server cannot be reached ------------------------------------------------
 
-    def ingest(
-        self,
-        prompt: Tokens,
-        responses: Sequence[Response],
-        epoch: int | None = None,
-        problem: str | None = None,
-        seeds: Sequence[int | None] | None = None,
-    ) -> None:
+    @same_as(calls.ingest)
+    def ingest(self, *args: Any, **kwargs: Any) -> None:
         """Adds finished responses to the history of a problem. Returns when the server has stored them.
 
         Many responses are sent in several messages; after an error some of them may be stored. Responses older than
@@ -305,7 +286,7 @@ class DraftClient:
             ValueError: an argument is malformed; nothing was sent.
             HistoSpecError: see `histospec.client.errors`.
         """
-        self._connections.do(calls.ingest, prompt, responses, epoch, problem, seeds)
+        run(self._connections.do(calls.ingest, *args, **kwargs))
 
     def history(self, prompt: Tokens, problem: str | None = None, limit: int | None = None) -> list[Response]:
         """Returns the stored responses of a problem, oldest first. The list is empty if there are none.
@@ -322,11 +303,10 @@ class DraftClient:
             HistoSpecError: see `histospec.client.errors`.
         """
         self.flush(self.config.timeouts.shutdown)
-        return self._connections.do(calls.history, prompt, problem, limit)[0]
+        return run(self._connections.do(calls.history, prompt, problem, limit))[0]
 
-    def histories(
-        self, prompts: Sequence[Tokens], problems: Sequence[str | None] | None = None, limit: int | None = None
-    ) -> list[list[Response] | None]:
+    @same_as(calls.histories)
+    def histories(self, *args: Any, **kwargs: Any) -> list[list[Response] | None]:
         """Returns the stored responses of many problems. Asks for several problems at a time.
 
         Args:
@@ -342,18 +322,12 @@ class DraftClient:
             HistoSpecError: as for `history`, but not Unavailable.
         """
         self.flush(self.config.timeouts.shutdown)
-        self._connections.find()
-        plan = calls.histories(self._core, prompts, problems, limit)
-        return [None if answer is None else answer[0] for answer in self._connections.many(plan)]
+        run(self._connections.find())
+        plan = calls.histories(self._core, *args, **kwargs)
+        return [None if answer is None else answer[0] for answer in run(self._connections.many(plan))]
 
-    def ingest_many(
-        self,
-        prompts: Sequence[Tokens],
-        responses: Sequence[Sequence[Response]],
-        epoch: int | None = None,
-        problems: Sequence[str | None] | None = None,
-        seeds: Sequence[Sequence[int | None] | None] | None = None,
-    ) -> list[bool]:
+    @same_as(calls.ingest_many)
+    def ingest_many(self, *args: Any, **kwargs: Any) -> list[bool]:
         """Adds finished responses to the history of many problems. Sends several problems at a time.
 
         Args:
@@ -371,17 +345,12 @@ class DraftClient:
             ValueError: an argument is malformed; nothing was sent.
             HistoSpecError: as for `ingest`, but not Unavailable.
         """
-        self._connections.find()
-        plan = calls.ingest_many(self._core, prompts, responses, epoch, problems, seeds)
-        return [answer is not None for answer in self._connections.many(plan)]
+        run(self._connections.find())
+        plan = calls.ingest_many(self._core, *args, **kwargs)
+        return [answer is not None for answer in run(self._connections.many(plan))]
 
-    def predict_length(
-        self,
-        prompt: Tokens,
-        problem: str | None = None,
-        generated: int = 0,
-        quantiles: Sequence[float] | None = None,
-    ) -> LengthPrediction:
+    @same_as(calls.predict_length)
+    def predict_length(self, *args: Any, **kwargs: Any) -> LengthPrediction:
         """Predicts the length of a response that has more than `generated` tokens, as quantiles.
 
         Args:
@@ -394,15 +363,10 @@ class DraftClient:
             ValueError: an argument is malformed; nothing was sent.
             HistoSpecError: see `histospec.client.errors`.
         """
-        return self._connections.do(calls.predict_length, prompt, problem, generated, quantiles)[0]
+        return run(self._connections.do(calls.predict_length, *args, **kwargs))[0]
 
-    def predict_lengths(
-        self,
-        prompts: Sequence[Tokens],
-        problems: Sequence[str | None] | None = None,
-        generated: Sequence[int] | None = None,
-        quantiles: Sequence[float] | None = None,
-    ) -> list[LengthPrediction | None]:
+    @same_as(calls.predict_lengths)
+    def predict_lengths(self, *args: Any, **kwargs: Any) -> list[LengthPrediction | None]:
         """Predicts the lengths of responses to many problems, in one call to each shard.
 
         Args:
@@ -418,14 +382,14 @@ class DraftClient:
             ValueError: an argument is malformed; nothing was sent.
             HistoSpecError: as for `predict_length`, but not Unavailable.
         """
-        self._connections.find()
-        asked = calls.predict_lengths(self._core, prompts, problems, generated, quantiles)
-        return asked.in_order(self._connections.many(asked.calls))
+        run(self._connections.find())
+        asked = calls.predict_lengths(self._core, *args, **kwargs)
+        return asked.in_order(run(self._connections.many(asked.calls)))
 
     def topology(self) -> list[Shard]:
         """Returns the shards of the service: the discovered ones, or those that the first endpoint knows."""
-        self._connections.find()
-        return calls.members(self._core) or self._connections.do(calls.topology)[0]
+        run(self._connections.find())
+        return calls.members(self._core) or run(self._connections.do(calls.topology))[0]
 
     def inspect(self, timeout: float | None = None) -> list[Inspection]:
         """Returns facts about every shard and the namespace. The command `histospec doctor` explains them.
@@ -436,7 +400,7 @@ class DraftClient:
         Raises:
             HistoSpecError: see `histospec.client.errors`.
         """
-        return self._connections.do(calls.inspect, timeout)
+        return run(self._connections.do(calls.inspect, timeout))
 
     def greet(self, timeout: float) -> list[Inspection]:
         """Returns the result of `inspect` for the shards that answer, and logs why others do not. For starting workers.
@@ -444,11 +408,11 @@ class DraftClient:
         Args:
             timeout: seconds for each shard.
         """
-        return self._connections.greet(timeout)
+        return run(self._connections.greet(timeout))
 
     def drop_namespace(self) -> int:
         """Deletes everything in the namespace, on every shard. Returns how many responses it deleted."""
-        return sum(self._connections.do(calls.drop_namespace))
+        return sum(run(self._connections.do(calls.drop_namespace)))
 
     def rewind(self, epoch: int) -> int:
         """Deletes every response of a newer epoch, on every shard. Returns how many responses it deleted.
@@ -458,7 +422,7 @@ class DraftClient:
         Args:
             epoch: the newest epoch to keep.
         """
-        return sum(self._connections.do(calls.rewind, epoch))
+        return sum(run(self._connections.do(calls.rewind, epoch)))
 
     # ---- the end --------------------------------------------------------------------------------------------------
 
@@ -470,7 +434,7 @@ class DraftClient:
         if quiet_grpc.forked():  # the connections belong to the parent
             return
         if self._connections.begin_end():
-            self._connections.send_last()
+            run(self._connections.send_last())
         self._connections.end()
         self._dropped.detach()
 

@@ -19,6 +19,10 @@ class LimitExceeded(HistoSpecError):  # noqa: N818
     """The request exceeds a configured limit."""
 
 
+class Crowded(LimitExceeded):
+    """The request would take memory that others need now; a retry may succeed."""
+
+
 class Late(HistoSpecError):  # noqa: N818
     """The request did not arrive in time."""
 
@@ -79,4 +83,4 @@ def status_of(error: HistoSpecError) -> grpc.StatusCode:
 def reason(error: BaseException) -> str:
     """Returns the operating system's reason for an error."""
     text = error.strerror if isinstance(error, OSError) else None
-    return (text or str(error)).lower()
+    return text.lower() if text else str(error)

@@ -46,6 +46,7 @@ CLIENT = [
     "histospec.client.quiet_grpc",
     "histospec.client.values",
     "histospec.client.arguments",
+    "histospec.client.signatures",
     "histospec.client.config",
     "histospec.client.seeds",
     "histospec.client.recorder",
@@ -54,8 +55,10 @@ CLIENT = [
     "histospec.client.sync",
     "histospec.client.aio",
     "histospec.client",  # the public names
+    "histospec.client.engines",
     "histospec.client.rollouts",
     "histospec.client.vllm",
+    "histospec.client.sglang",
     "histospec.client.verl",
     "histospec.client.doctor",
 ]

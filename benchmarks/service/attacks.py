@@ -88,7 +88,8 @@ class Attack:
         os.sched_setscheduler(0, policy, os.sched_param(1 if policy == os.SCHED_RR else 0))
         self._endpoint = endpoint
         options = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
-        self._stub = pb_grpc.DraftServiceStub(grpc.insecure_channel(endpoint, options=options))
+        self._channel = grpc.insecure_channel(endpoint, options=options)
+        self._stub = pb_grpc.DraftServiceStub(self._channel)
         self._random = np.random.default_rng(0)
 
     # What attacks need
@@ -98,6 +99,11 @@ class Attack:
         for _ in range(LARGE):
             response = pb.Response(tokens=i32(self._random.integers(0, 50_000, MIB)))
             self._ingest(pb.IngestRequest(namespace="attack", prompt=i32([1]), responses=[response]))
+
+    def short_history(self) -> None:
+        """Ingests a history that takes no place for large answers."""
+        responses = [pb.Response(tokens=i32(self._random.integers(0, 50_000, 1500))) for _ in range(40)]
+        self._ingest(pb.IngestRequest(namespace="attack", prompt=i32([2]), responses=responses))
 
     def look_alikes(self) -> None:
         """Makes namespaces with similar names of 120 characters."""
@@ -181,6 +187,18 @@ class Attack:
             with suppress(grpc.RpcError):
                 self._stub.PredictLengths(request, timeout=60, metadata=metadata(ATTACKER))
 
+    def without_token(self, end: float) -> None:
+        """Sends updates of 60 MiB without a token, three at a time, on connections that stay."""
+        update = self._channel.unary_unary(UPDATE)
+
+        def send(_: int) -> None:
+            while time.monotonic() < end:
+                with suppress(grpc.RpcError):
+                    update(bytes(UNFINISHED), timeout=60)
+
+        with ThreadPoolExecutor(3) as threads:
+            list(threads.map(send, range(3)))
+
     def nested_opens(self, end: float) -> None:
         """Opens sessions that continue all nested prompts."""
         prompt = np.ones(NESTED * NESTED_TOKENS + 50, "<i4").tobytes()
@@ -221,6 +239,7 @@ class Case(NamedTuple):
 HISTORY = pb.HistoryRequest(namespace="attack", prompt=i32([1])).SerializeToString()
 INSPECT = pb.InspectRequest(namespace="attack").SerializeToString()
 EXPORT = pb.ExportRequest(namespaces="attack").SerializeToString()
+SHORT = pb.HistoryRequest(namespace="attack", prompt=i32([2])).SerializeToString()
 LISTS = b"\x3a\x00"  # all services, by reflection
 CASES = [
     Case("watch health 64 times with a window of 0", partial(Attack.unread, path=WATCH, request=b"", calls=64)),
@@ -235,6 +254,10 @@ CASES = [
         Attack.large_history,
         processes=3,
     ),
+    Case("ask for a history of 240 KiB 1,000 times, read nothing",
+         partial(Attack.unread, path=f"{SERVICE}/History", request=SHORT, calls=1000), Attack.short_history),
+    Case("list the health 1,000 times, read nothing",
+         partial(Attack.unread, path="/grpc.health.v1.Health/List", request=b"", calls=1000)),
     Case("export twice, read nothing",
          partial(Attack.unread, path=f"{SERVICE}/Export", request=EXPORT, calls=2), Attack.large_history),
     Case("inspect 500 times, read nothing",
@@ -248,6 +271,7 @@ CASES = [
          partial(Attack.unfinished, path="/grpc.health.v1.Health/Check", connections=10)),
     Case("1,000 ingests that send headers alone", partial(Attack.headers, path=f"{SERVICE}/Ingest", calls=1000)),
     Case("1,000 histories that send headers alone", partial(Attack.headers, path=f"{SERVICE}/History", calls=1000)),
+    Case("updates of 60 MiB without a token, 3 at a time", Attack.without_token),
     Case("8 updates that send headers alone", partial(Attack.headers, path=UPDATE, calls=8)),
     Case(f"inspect among {LOOK_ALIKES:,} similar names, 16 at a time", partial(Attack.inspects, threads=16),
          Attack.look_alikes),

@@ -39,6 +39,6 @@ class Stopwatch:
 
 def in_histospec() -> Stopwatch:
     """Returns a counter for the adapter's calls to the client."""
-    from histospec.client.vllm.sessions import RequestSessions
+    from histospec.client.engines.sessions import RequestSessions
 
     return Stopwatch(RequestSessions, HOOKS)

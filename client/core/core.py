@@ -14,15 +14,14 @@ sessions open again on the next ones, and responses that the server has not ackn
 
 from __future__ import annotations  # so that help() names types as they are written here
 
-import contextlib
 import itertools
 import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial, wraps
+from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import grpc
@@ -32,16 +31,18 @@ from numpy.typing import NDArray
 from histospec.client import arguments, quiet_grpc
 from histospec.client.config import DISCOVER, Config, Endpoint
 from histospec.client.core.commits import Commit, Commits, finished
+from histospec.client.core.membership import Membership
 from histospec.client.core.message_limits import ServerLimits
+from histospec.client.core.open_sessions import OpenSessions
 from histospec.client.core.outage_log import Outage
 from histospec.client.core.session import Appending, Session, find, prepare
-from histospec.client.core.shard import Membership, Pending, Shard, Shared
-from histospec.client.core.step import Budget, GarbledReply, StepInput, report_counts
+from histospec.client.core.shard import Shard
+from histospec.client.core.shared import Shared
+from histospec.client.core.step import Budget, GarbledReply, Pending, StepInput, report_counts
 from histospec.client.core.stream_state import StreamState
 from histospec.client.errors import HistoSpecError
 from histospec.client.recorder import recorder
 from histospec.client.values import Draft, Stats, Tokens
-from histospec.protocol.aborted import Aborted, AbortedResponses
 from histospec.protocol.costs import DEFAULT_VERIFY_COST
 from histospec.v1 import draft_pb2 as pb
 
@@ -67,8 +68,8 @@ def _locked(method: Callable[Concatenate[Core, P], T]) -> Callable[Concatenate[C
                 self._interrupted = False
                 raise
             self._interrupted = False
-        if self._shared.log_lines:
-            self._write_log()
+        if self._shared.lines:
+            self._shared.write_log()
         return result
 
     return locked  # type: ignore[return-value]  # `wraps` names the first argument
@@ -95,9 +96,7 @@ class Core:
         """Writes finished responses to the file of HISTOSPEC_RECORD, in its own thread; None if that is not set."""
         self.explain: Callable[[Shard], None] = self.log_outage
         """Logs why a shard does not answer: `log_outage`, or a function that finds out more first. Does not wait."""
-        self._sessions: dict[int, Session] = {}
-        self._owners: dict[int, Shard] = {}  # the shard that owns the problem of each session
-        self._aborted: AbortedResponses[str] = AbortedResponses(clock)  # by problem id
+        self._open = OpenSessions(config.namespace, self._owner, clock)
         self._numbers = itertools.count(1)
         self._appending = Appending()
         self._ending: tuple[list[Session], list[Commit]] = [], []
@@ -105,7 +104,7 @@ class Core:
         self._stats = Stats()
         self._commits = Commits(config.limits, self._stats, lambda session: self._owner(session).queue)
         self._shared = Shared(
-            config, self._stats, self._sessions, self._commits, self._move, lambda shard: self.explain(shard)
+            config, self._stats, self._open.by_number, self._commits, self._open.move, lambda shard: self.explain(shard)
         )
         self._members = Membership(self._shared)
         self._lock = threading.Lock()
@@ -140,7 +139,7 @@ class Core:
         breakers = {shard.name: shard.state for shard in list(self.shards)}
         return (
             f"namespace={config.namespace!r} endpoint={DISCOVER if config.discover else ''}{where} "
-            f"breakers={breakers} sessions={len(self._sessions)} pending_commits={self._commits.pending}{state}"
+            f"breakers={breakers} sessions={len(self._open.by_number)} pending_commits={self._commits.pending}{state}"
         )
 
     # ---- shards ---------------------------------------------------------------------------------------------------
@@ -164,27 +163,19 @@ class Core:
     def _owner(self, session: Session) -> Shard:
         return self._members.owner(session.prompt, session.problem)
 
-    def _move(self, session: Session) -> None:
-        """Gives an open session to the present owner of its problem, which begins to read the history."""
-        self._owners[session.number].forget(session)
-        self._owners[session.number] = owner = self._owner(session)
-        owner.open(session)
-
     @_locked
     def update(self, endpoints: Sequence[Endpoint]) -> None:
         """Replaces the shards. Sessions and responses whose problem moves go to its new owner."""
         first = self.shards[0]
         for shard in self._members.update(endpoints):
             shard.lose_stream()
-        for session in self._sessions.values():
-            if self._owner(session) is not self._owners[session.number]:
-                self._move(session)
+        self._open.move_all()
         self._commits.move()
         if first.contact.lost and not first.endpoint.address:
             for shard in self.shards:
                 shard.contact = first.contact.handed_on()
         named = ", ".join(f"{e.name} at {e.address}" for e in endpoints)
-        self._shared.log_lines.append(partial(log.info, "HistoSpec: shards: %s", named))
+        self._shared.inform("HistoSpec: shards: %s", named)
 
     def looked(self) -> None:
         """Notes that the client has looked for shards. If it found any, it called `update` before."""
@@ -217,15 +208,7 @@ class Core:
         contact = shard.contact
         if contact.lost and contact.line_due and not self.closed:
             contact.mark_logged()
-            line = outage or contact.outage(shard.where)
-            self._shared.log_lines.append(partial(log.warning, "%s", line))
-
-    def _write_log(self) -> None:
-        """Logs the lines that wait, without the lock."""
-        lines = self._shared.log_lines
-        while lines:
-            with contextlib.suppress(IndexError):  # another thread logs it
-                lines.popleft()()
+            self._shared.warn("%s", outage or contact.outage(shard.where))
 
     # ---- sessions -------------------------------------------------------------------------------------------------
 
@@ -249,22 +232,17 @@ class Core:
     @_locked
     def begin(self, sessions: Sequence[Session]) -> None:
         """Opens sessions that `prepare` returned."""
-        self._sessions.update({session.number: session for session in sessions})
-        for session in sessions:
-            if not session.generated and (first := self._aborted.find(session.problem, session.prompt)) is not None:
-                session.resume(first)
-            shard = self._owners[session.number] = self._owner(session)
-            shard.open(session)
+        self._open.begin(sessions)
 
     @_locked
     def continues(self, prompt: Tokens) -> bool:
         """See `DraftClient.continues`."""
-        return self._aborted.find("", arguments.token_bytes("prompt", prompt, empty=False)) is not None
+        return self._open.continues(arguments.token_bytes("prompt", prompt, empty=False))
 
     @_locked
     def take_back(self, sessions: Sequence[Session]) -> None:
         """Closes sessions whose `begin` an interrupt has ended: no caller knows them."""
-        self._end(sessions, ())
+        self._open.end(sessions, ())
 
     @_locked
     def finish(
@@ -284,7 +262,7 @@ class Core:
         arguments.flag("aborted", aborted)
         if commit and aborted:
             raise ValueError("aborted: responses that may be continued are not complete; give commit=False")
-        chosen = find(self._sessions, sessions)
+        chosen = find(self._open.by_number, sessions)
         responses = finished(chosen, epochs, rewards, logprobs, changes, alternatives)
         commits = [c for c in responses if commit and c.session.generated]
         self._ending = chosen, [c for c in commits if not c.session.refused]
@@ -300,38 +278,21 @@ class Core:
                     reward=c.reward,
                 )
         if aborted:
-            for session in chosen:
-                self._abort(session)
-        self._end(chosen, commits)
+            self._open.abort(chosen, self.shards)
+        self._open.end(chosen, commits)
         self._ending = [], []
-
-    def _end(self, sessions: Sequence[Session], commits: Sequence[Commit]) -> None:
-        kept = {c.session.number: c for c in commits}
-        for session in sessions:
-            shard = self._owners.pop(session.number, None)
-            if self._sessions.pop(session.number, None) is None or shard is None:
-                continue
-            if (c := kept.get(session.number)) is None:
-                shard.forget(session)
-            else:
-                shard.commit(c)
 
     def _mend(self) -> None:
         """Makes the state whole again after an interrupt in the middle of any change. May be interrupted itself."""
         self._appending.complete()
         sessions, commits = self._ending
         for session in sessions:
-            self._sessions.pop(session.number, None)
+            self._open.by_number.pop(session.number, None)
         for shard in self.shards + self._members.known_leaving:
             shard.renew()
         self._commits.recount(commits)
         self._ending = [], []
-        self._aborted = AbortedResponses(self._clock)  # the shards know them, too
-        self._owners.clear()
-        for session in self._sessions.values():
-            shard = self._owners[session.number] = self._owner(session)
-            if not session.opened:
-                shard.open(session)
+        self._open.renew()
 
     @_locked
     def lose_streams(self) -> None:
@@ -339,21 +300,11 @@ class Core:
         for shard in self.shards + self._members.leaving:
             shard.lose_stream()
 
-    def _abort(self, session: Session) -> None:
-        """Lets the response of a session go on in another one, of this or another client."""
-        if not session.generated:
-            return
-        response = Aborted.of(session.prompt, session.generated)
-        self._aborted.add(session.problem, response)
-        message = pb.AbortedResponse(namespace=self.config.namespace, problem=session.problem, **response._asdict())
-        for shard in self.shards:
-            shard.abort(session, message)
-
     def too_old(self, shard: Shard, responses: int) -> None:
         """Counts ingested responses that a shard did not keep, because it keeps newer epochs of their problem."""
         with self._lock:
             shard.too_old(responses, self._clock())
-        self._write_log()
+        self._shared.write_log()
 
     # ---- steps ----------------------------------------------------------------------------------------------------
 
@@ -386,27 +337,18 @@ class Core:
         counts: NDArray[np.int32] | None,
         budget: Budget,
     ) -> Pending:
-        chosen = find(self._sessions, sessions)
+        chosen = find(self._open.by_number, sessions)
         step_input = StepInput(chosen, self._appending.append(chosen, lengths, flat), lengths, flat, counts)
         now = self._clock()
         self._commits.losses.report()
         self._lose_silent(now)
         pending = Pending(len(chosen), now + self.config.timeouts.step)
-        for shard, rows in self._split(chosen):
-            shard.ask(step_input, rows, budget, now, pending)
+        if len(self.shards) > 1 or self._stats.refused:
+            for shard, rows in self._open.by_shard(chosen):
+                shard.ask(step_input, rows, budget, now, pending)
+        elif chosen:
+            self.shards[0].ask(step_input, range(len(chosen)), budget, now, pending)
         return pending
-
-    def _split(self, chosen: list[Session]) -> Iterator[tuple[Shard, Sequence[int]]]:
-        """Yields each shard that owns sessions of a step, with their rows."""
-        if len(self.shards) == 1 and not self._stats.refused:
-            if chosen:
-                yield self.shards[0], range(len(chosen))
-            return
-        rows: dict[Shard, list[int]] = {}
-        for row, session in enumerate(chosen):
-            if not session.refused:
-                rows.setdefault(self._owners[session.number], []).append(row)
-        yield from rows.items()
 
     def collect(self, pending: Pending) -> list[Draft]:
         """Returns the drafts that have arrived, and empty ones for the others. Stops waiting for those."""

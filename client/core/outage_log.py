@@ -61,6 +61,11 @@ class Contact:
         self.answers = False
         self.code, self.details = grpc.StatusCode.OK, ""
         """How the latest try ended."""
+        self.asked = 0
+        """Steps with a wish for drafts."""
+        self.in_time = False
+        """Whether it answered one of them within the deadline."""
+        self._warned = False  # whether the log says that it did not
         self._lost: float | None = None  # since when it does not answer, on the monotonic clock
         self._line_due = self._logged = False  # whether a line about the outage is due, and whether it was logged
         self._due = -math.inf  # when the next line about an outage may be logged
@@ -131,6 +136,29 @@ class Contact:
         others = f" and {self._refused - 1} more are" if self._refused > 1 else " is"
         self._refused, self._refusal_due = 0, now + PAUSE
         return f"session {number}{others} refused: {reason}"
+
+    def first_unanswered(self, where: str, deadline: float) -> str:
+        """Returns a line that says that it answered no step, once; empty if it did."""
+        if self.in_time or self._warned:
+            return ""
+        self._warned = True
+        return self._unanswered(where, deadline)
+
+    def last_line(self, where: str, deadline: float) -> "str | Outage":
+        """Returns a line for the end of the client: why it answered no step; empty if it did, or if that is logged."""
+        if not self.asked or self.in_time or self._logged:
+            return ""
+        if not self.lost:
+            return self._unanswered(where, deadline)
+        self.mark_logged()
+        return self.outage(where)
+
+    def _unanswered(self, where: str, deadline: float) -> str:
+        return (
+            f"HistoSpec: {where} answered none of {self.asked} step{'' if self.asked == 1 else 's'} within "
+            f"{deadline:g} s, so there were NO drafts; is the machine busy? Raise HISTOSPEC_DEADLINE, or run "
+            "`histospec doctor`"
+        )
 
     def handed_on(self) -> "Contact":
         """Returns a contact for a shard that was found, with what was logged about the service before."""

@@ -5,24 +5,20 @@ Belongs to the core, which locks. A shard does no I/O: it leaves messages in the
 """
 
 import logging
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Mapping, Sequence
 
 import grpc
-import numpy as np
 
-from histospec.client.config import DISCOVER, Config, Endpoint
-from histospec.client.core.commits import Commit, Commits
+from histospec.client.config import Endpoint
+from histospec.client.core.commits import Commit
 from histospec.client.core.message_limits import UNLIMITED, ServerLimits
 from histospec.client.core.outage_log import Contact
 from histospec.client.core.recovery import CircuitBreaker, SendWindow
+from histospec.client.core.reply import Reply
 from histospec.client.core.session import Session
-from histospec.client.core.step import Budget, GarbledReply, Part, StepInput
-from histospec.client.core.stream_state import Reply, StreamState
-from histospec.client.values import Draft, Stats
-from histospec.protocol import placement
+from histospec.client.core.shared import Shared
+from histospec.client.core.step import Budget, GarbledReply, Part, Pending, StepInput
+from histospec.client.core.stream_state import StreamState
 from histospec.protocol.aborted import LIMIT
 from histospec.v1 import draft_pb2 as pb
 
@@ -30,64 +26,7 @@ log = logging.getLogger("histospec.client")
 
 CLOSED_HERE = "closed by the client"
 """Details of the end of a stream that the client closed."""
-_EMPTY = Draft(np.empty(0, np.int32), np.empty(0, np.float32))
 _POISON = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED)
-
-
-@dataclass(eq=False)
-class Shared:
-    """What the shards of one client share."""
-
-    config: Config
-    stats: Stats
-    sessions: Mapping[int, Session]
-    """The open sessions, by number; a shard marks those that it refuses."""
-    commits: Commits
-    move: Callable[[Session], None]
-    """Gives an open session whose prompt has changed to the shard that owns it."""
-    explain: Callable[["Shard"], None]
-    """Logs why a shard does not answer."""
-    log_lines: deque[Callable[[], None]] = field(default_factory=deque)
-    """Lines to log after the core's lock is released: a line may wait for a terminal."""
-    closed: bool = False
-    """Whether the client sends nothing any more."""
-
-
-@dataclass(slots=True, eq=False)
-class Pending:
-    """A step that was sent and not yet received."""
-
-    size: int
-    deadline: float
-    """On the monotonic clock."""
-    parts: "list[tuple[Shard, Part]]" = field(default_factory=list)
-    touched: "list[Shard]" = field(default_factory=list)
-    """Shards that have something to write, or are still to be found."""
-
-    def __repr__(self) -> str:
-        answered = sum(part.done for _, part in self.parts)
-        return f"<Pending step of {self.size} sessions: {answered} of {len(self.parts)} shards done>"
-
-    @property
-    def done(self) -> bool:
-        """Whether every shard has answered or was given up."""
-        for _, part in self.parts:  # noqa: SIM110 - the loop asks after each event; `all` takes three times as long
-            if not part.done:
-                return False
-        return True
-
-    def drafts(self) -> list[Draft]:
-        """Returns the drafts that have arrived, and empty ones for the others."""
-        drafts = [_EMPTY] * self.size
-        for _, part in self.parts:
-            rows_of_step = part.rows
-            for rows, (offsets, tokens, probs, _) in part.drafts:
-                start = 0
-                for row, end in zip(rows, offsets[1:], strict=True):
-                    if start != end:
-                        drafts[rows_of_step[row]] = Draft(tokens[start:end], probs[start:end])
-                        start = end
-        return drafts
 
 
 class Shard:
@@ -101,7 +40,7 @@ class Shard:
         self.limits = ServerLimits()
         """What it accepts, as far as the client knows."""
         self.breaker = CircuitBreaker(shared.config.breaker)
-        deadline = shared.config.timeouts.step
+        self._deadline = deadline = shared.config.timeouts.step
         self.opening = SendWindow(deadline, soon=deadline / 2, growth=0.5)
         self.committing = SendWindow(deadline, soon=deadline / 4, growth=0.125)
         """How many bytes of opens, and of commits that waited for the shard, may be ahead of a step."""
@@ -112,9 +51,6 @@ class Shard:
         # Sessions to close without a commit, and for the aborted ones, also those of other shards, what may go on.
         self._closes: dict[int, pb.AbortedResponse | None] = {}
         self._opens: dict[int, Session] = {}  # sessions without a step so far; a flush opens them
-        self._asked = 0  # steps with a wish for drafts
-        self._answered = False  # whether it answered one of them within the deadline
-        self._warned = False  # whether the log says that it did not
 
     @property
     def name(self) -> str:
@@ -171,19 +107,19 @@ class Shard:
         """Leaves a message with these rows of a step, and notes in `pending` what the caller has to wait for."""
         stats = self._shared.stats
         stats.steps += 1
-        self._asked += budget.max_tokens > 0
+        self.contact.asked += budget.max_tokens > 0
         if not self._may_ask(now):
             stats.skipped += 1
             step_input.postpone_report(rows)
             if self.contact.remind(now):
-                self._log_later(partial(self._shared.explain, self))
+                self._shared.explain_later(self)
             if self._is_sought:
                 pending.touched.append(self)
             return
         stream = self._begin_stream()
         if budget.max_tokens > self.limits.draft and self.contact.cuts(budget.max_tokens, self.limits.draft):
             line = "HistoSpec: %s drafts at most %d tokens (--max-draft-tokens), and %d are asked for; drafts are cut"
-            self._log_later(partial(log.warning, line, self.name, self.limits.draft, budget.max_tokens))
+            self._shared.warn(line, self.name, self.limits.draft, budget.max_tokens)
         if self._opens:
             for row in rows:
                 self._opens.pop(step_input.sessions[row].number, None)
@@ -232,9 +168,8 @@ class Shard:
         silent = self._is_silent(now)
         self.breaker.failure(now, soon=silent or bool(stream.left_out) or part.commits > 0)
         stream.late += stream.give_up(part)
-        if self.breaker.state == "open" and not (self._answered or self._warned):
-            self._warned = True
-            self._log_later(partial(log.warning, *self._unanswered()))
+        if self.breaker.state == "open" and (line := self.contact.first_unanswered(self.where, self._deadline)):
+            self._shared.warn("%s", line)
         if silent:
             silence = f"no answer for {self._shared.config.timeouts.silence:g} s, reconnecting"
             self.unreachable(grpc.StatusCode.DEADLINE_EXCEEDED, silence, now)
@@ -327,12 +262,12 @@ class Shard:
         if not self.contact.answers:
             line = self.contact.reached(self.where, self._shared.config.namespace, now)
             if line is not None:
-                self._log_later(partial(log.info, "%s", line))
+                self._shared.inform("%s", line)
         if reply.drafts is not None:
             stats.drafts += reply.drafts.nonempty
             stats.draft_tokens += len(reply.drafts.tokens)
         if (part := reply.part) is not None:
-            self._answered = True
+            self.contact.in_time = True
             self.breaker.success()
             self.opening.answered(now - part.begun, part.opens, bool(stream.left_out))
             self.committing.answered(now - part.begun, part.commits, bool(self.queue.waiting))
@@ -372,7 +307,7 @@ class Shard:
                 "HistoSpec: %s did not keep responses (%d so far): it keeps newer epochs of their problems "
                 "(--history-epochs). If newer epochs are wrong, or the run went back, call rewind(epoch)"
             )
-            self._log_later(partial(log.warning, line, self.name, stats.too_old))
+            self._shared.warn(line, self.name, stats.too_old)
 
     def connected(self, stream: StreamState, limits: ServerLimits, now: float) -> None:
         """Takes the limits of a shard that has just connected, before anything is written."""
@@ -414,7 +349,7 @@ class Shard:
     def _refuse(self, refused: Mapping[int, str], now: float) -> None:
         number, reason = next(iter(refused.items()))
         if line := self.contact.refused(number, reason, len(refused), now):
-            self._log_later(partial(log.warning, "HistoSpec: %s: %s", self.name, line))
+            self._shared.warn("HistoSpec: %s: %s", self.name, line)
         for number in refused:
             session = self._shared.sessions.get(number)
             if session is not None:
@@ -425,29 +360,13 @@ class Shard:
 
     def end_of_client(self) -> None:
         """Has the log say that it answered no step, if that is so and its outage is not logged."""
-        if not self._asked or self._answered or self.contact.logged:
-            return
-        if self.contact.lost:
-            self.contact.mark_logged()
-            self._log_later(partial(log.warning, "%s", self.contact.outage(self.where)))
-        else:
-            self._log_later(partial(log.warning, *self._unanswered()))
-
-    def _unanswered(self) -> tuple[str, str, int, str, float]:
-        """Returns a line for the log, with its values."""
-        line = (
-            "HistoSpec: %s answered none of %d step%s within %g s, so there were NO drafts; "
-            "is the machine busy? Raise HISTOSPEC_DEADLINE, or run `histospec doctor`"
-        )
-        return line, self.where, self._asked, "" if self._asked == 1 else "s", self._shared.config.timeouts.step
+        if line := self.contact.last_line(self.where, self._deadline):
+            self._shared.warn("%s", line)
 
     def unreachable(self, code: grpc.StatusCode, details: str, now: float) -> None:
         """Notes that the shard does not answer, or answers with an error."""
         if self.contact.failed(code, details, now):
-            self._log_later(partial(self._shared.explain, self))
-
-    def _log_later(self, line: Callable[[], None]) -> None:
-        self._shared.log_lines.append(line)
+            self._shared.explain_later(self)
 
     def _may_ask(self, now: float) -> bool:
         """Returns whether to send the shard something now. If it is away, starts a connection and returns False."""
@@ -472,51 +391,3 @@ class Shard:
     def _is_silent(self, now: float) -> bool:
         heard = None if self.stream is None else self.stream.heard
         return heard is not None and now - heard > self._shared.config.timeouts.silence
-
-
-class Membership:
-    """The shards of a service, and which of them owns a problem. Not thread-safe; its owner locks."""
-
-    def __init__(self, shared: Shared) -> None:
-        self._shared = shared
-        config = shared.config
-        endpoints = config.endpoints
-        if config.discover:
-            endpoints = (Endpoint(DISCOVER + ",".join(e.address for e in endpoints), ""),)
-        self.shards = [Shard(endpoint, shared) for endpoint in endpoints]
-        self._names = [shard.name for shard in self.shards]
-        self._leaving: list[Shard] = []
-
-    @property
-    def leaving(self) -> list[Shard]:
-        """Shards that are no longer members, but still owe an acknowledgement."""
-        self._leaving = [shard for shard in self._leaving if not shard.settled]
-        return list(self._leaving)
-
-    @property
-    def known_leaving(self) -> list[Shard]:
-        """As `leaving`, and those that owe nothing any more. Looks at no shard."""
-        return list(self._leaving)
-
-    def owner(self, prompt: bytes, problem: str) -> Shard:
-        """Returns the shard that owns a problem."""
-        if len(self.shards) == 1:
-            return self.shards[0]
-        digest = placement.problem_digest(self._shared.config.namespace, prompt, problem)
-        return self.shards[placement.place(digest, self._names)]
-
-    def update(self, endpoints: Sequence[Endpoint]) -> list[Shard]:
-        """Replaces the members. Returns those whose address has changed."""
-        known = {shard.name: shard for shard in self.shards + self.leaving}
-        members = [known.get(e.name) or Shard(e, self._shared) for e in endpoints]
-        self._leaving = [shard for shard in known.values() if shard not in members]
-        for shard in known.values():
-            shard.left = shard not in members
-            shard.queue.member = not shard.left
-        elsewhere = []
-        for shard, endpoint in zip(members, endpoints, strict=True):
-            if shard.endpoint != endpoint:
-                shard.endpoint = endpoint
-                elsewhere.append(shard)
-        self.shards, self._names = members, [shard.name for shard in members]
-        return elsewhere

@@ -3,13 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from histospec.client import arguments
 from histospec.client.core.session import Session
+from histospec.client.values import Draft
 from histospec.protocol.arrays import FLOAT32, INT32
 from histospec.protocol.costs import DEFAULT_VERIFY_COST
 from histospec.protocol.limits import DEFAULT_MAX_DRAFT, MAX_DRAFT, MAX_TOKEN
@@ -120,6 +121,7 @@ class StepInput(NamedTuple):
 _MOST = np.array([MAX_DRAFT, MAX_TOKEN, MAX_TOKEN], np.int64)
 
 
+_EMPTY = Draft(np.empty(0, np.int32), np.empty(0, np.float32))
 _BITS = np.dtype("<u4")
 _BITS_OF_ONE = int(np.float32(1).view(np.uint32))
 
@@ -188,3 +190,41 @@ class Part:
     """The drafts that have arrived, with their rows."""
     done: bool = False
     """Whether all have arrived, or the client waits no longer."""
+
+
+@dataclass(slots=True, eq=False)
+class Pending:
+    """A step that was sent and not yet received."""
+
+    size: int
+    deadline: float
+    """On the monotonic clock."""
+    parts: list[tuple[Any, Part]] = field(default_factory=list)
+    """With the shard of each."""
+    touched: list[Any] = field(default_factory=list)
+    """Shards that have something to write, or are still to be found."""
+
+    def __repr__(self) -> str:
+        answered = sum(part.done for _, part in self.parts)
+        return f"<Pending step of {self.size} sessions: {answered} of {len(self.parts)} shards done>"
+
+    @property
+    def done(self) -> bool:
+        """Whether every shard has answered or was given up."""
+        for _, part in self.parts:  # noqa: SIM110 - the loop asks after each event; `all` takes three times as long
+            if not part.done:
+                return False
+        return True
+
+    def drafts(self) -> list[Draft]:
+        """Returns the drafts that have arrived, and empty ones for the others."""
+        drafts = [_EMPTY] * self.size
+        for _, part in self.parts:
+            rows_of_step = part.rows
+            for rows, (offsets, tokens, probs, _) in part.drafts:
+                start = 0
+                for row, end in zip(rows, offsets[1:], strict=True):
+                    if start != end:
+                        drafts[rows_of_step[row]] = Draft(tokens[start:end], probs[start:end])
+                        start = end
+        return drafts

@@ -1,7 +1,6 @@
 """One Draft stream as the client sees it: what the server holds, and what it still owes. Does no I/O.
 
 The state lives as long as its stream. The state of the next stream starts empty, so it opens every session again.
-
 Messages enter `outbox` in the order of their sequence; the owner of the stream writes them in that order.
 """
 
@@ -9,8 +8,6 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from struct import pack
-from types import MappingProxyType
-from typing import NamedTuple
 
 import numpy as np
 from google.protobuf.message import DecodeError
@@ -20,49 +17,15 @@ from histospec.client.config import Limits
 from histospec.client.core import message_limits
 from histospec.client.core.commits import Commit
 from histospec.client.core.message_limits import PART, UNLIMITED, MessageLimits, Piece, ServerLimits
-from histospec.client.core.outage_log import printable
 from histospec.client.core.recovery import InFlight
+from histospec.client.core.reply import Awaited, Reply, continued_in
 from histospec.client.core.session import Session
 from histospec.client.core.step import Budget, Drafts, GarbledReply, Part, StepInput, array
-from histospec.protocol.arrays import INT32, UINT64
+from histospec.protocol.arrays import UINT64
 from histospec.v1 import draft_pb2 as pb
 
-NOTHING: Mapping[int, str] = MappingProxyType({})
 PARTS = 3
 """A message names a session at most so often: it may open, step and close it."""
-
-
-class Awaited(NamedTuple):
-    """The drafts that a message has to bring. A large step has several messages."""
-
-    part: Part
-    rows: Sequence[int]
-    """Rows of the part."""
-    most: int = 0
-    """Tokens of a draft that the message asks for."""
-
-
-class Reply(NamedTuple):
-    """The meaning of one response."""
-
-    part: Part | None
-    """The part whose last drafts it brought."""
-    drafts: Drafts | None
-    """None if the message had no step, or if the caller has stopped waiting."""
-    acknowledged: Sequence[Commit] = ()
-    postponed: Sequence[Commit] = ()
-    """Commits that the store could not take now."""
-    why_postponed: str = ""
-    unknown: Sequence[Commit] = ()
-    """Commits of sessions that the server does not hold."""
-    turned_down: Sequence[Commit] = ()
-    """Commits of sessions that the server refused."""
-    refused: Mapping[int, str] = NOTHING
-    """Sessions that will never get drafts, and the reasons."""
-    too_old: int = 0
-    """How many of the acknowledged commits the server did not keep."""
-    continued: Mapping[int, int] = MappingProxyType({})
-    """Sessions that continue an aborted response, and the length of its prompt."""
 
 
 @dataclass
@@ -203,8 +166,6 @@ class StreamState:
 
     def awaits(self, part: Part) -> bool:
         """Returns whether the server still owes an answer to a message of this part."""
-        if not self.waiting:
-            return False
         return any(awaited.part is part for awaited in self.waiting.values())
 
     def give_up(self, part: Part) -> int:
@@ -418,31 +379,15 @@ class StreamState:
         self.heard = now if self.owes else None
         if not (unknown or commits or response.refusals or response.continued):  # fast path for steps
             return Reply(part, drafts)
-        resumed = array("continued", response.continued, UINT64)
-        self._named("continued", resumed)
-        prompts = array("prompts", response.prompts, INT32)
-        if len(resumed) != len(prompts):
-            raise GarbledReply(f"prompts: {len(prompts)} lengths for {len(resumed)} sessions")
-        continued = dict(zip(resumed.tolist(), prompts.tolist(), strict=True))
-        refused = {r.session: printable(r.reason) for r in response.refusals if not r.later}
-        later = {r.session: printable(r.reason) for r in response.refusals if r.later}
+        continued = continued_in(response)
+        self._named("continued", list(continued))
+        reply = Reply.of(response, commits, unknown, part, drafts)._replace(continued=continued)
         for number in unknown | continued.keys():
             if self._opened.get(number, sequence + 1) <= sequence:  # not opened again in the meantime
                 self._forget(number)
-        for number in refused:
+        for number in reply.refused:
             self.server_has.pop(number, None)
-        return Reply(
-            part=part,
-            drafts=drafts,
-            acknowledged=[c for c in commits if c.session.number not in {*unknown, *refused, *later}],
-            postponed=[c for c in commits if c.session.number in later and c.session.number not in unknown],
-            why_postponed=next(iter(later.values()), ""),
-            unknown=[c for c in commits if c.session.number in unknown],
-            turned_down=[c for c in commits if c.session.number in refused and c.session.number not in unknown],
-            refused=refused,
-            too_old=response.too_old,
-            continued=continued,
-        )
+        return reply
 
     def _named(self, field: str, sessions: "Sequence[int] | NDArray[np.uint64]") -> set[int]:
         """Returns the sessions that a field of a response names. Raises GarbledReply if no message can name them."""

@@ -310,7 +310,9 @@ def runner(facts: Facts) -> Iterator[Finding]:
     if facts.vllm is None:
         return
     if facts.vllm.runner in (None, ""):
-        yield ok("runner", "vLLM chooses its model runner; with the model's own drafter, set VLLM_USE_V2_MODEL_RUNNER=0")
+        yield ok(
+            "runner", "vLLM chooses its model runner; with the model's own drafter, set VLLM_USE_V2_MODEL_RUNNER=0"
+        )
     elif facts.vllm.runner == "0":
         yield ok("runner", "vLLM uses its model runner V1")
     elif facts.vllm.coupled:

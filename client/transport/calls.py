@@ -3,6 +3,8 @@
 Each of the two clients carries them out in its own way; nothing here waits.
 """
 
+from __future__ import annotations  # so that help() names types as they are written here
+
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -59,7 +61,7 @@ class Call(Generic[T]):
         """The method and the shard, for error messages."""
         return f"{self.method} on {self.shard.name}"
 
-    def cut(self, own: Limits) -> "list[Call[T]]":
+    def cut(self, own: Limits) -> list[Call[T]]:
         """Cuts the call into calls within the client's limits and the known limits of the shard."""
         name = MANY.get(self.method)
         if name is None or len(getattr(self.request, name)) < 2:

@@ -17,14 +17,13 @@ from typing import NamedTuple
 
 import grpc
 
-from histospec.client.config import Endpoint, Tls
+from histospec.client.config import USUAL_PORT, Endpoint, Tls
 from histospec.client.core.core import Core
 from histospec.client.core.outage_log import Outage
 from histospec.client.core.shard import Shard
 
 log = logging.getLogger("histospec.client")
 
-USUAL_PORT = 6378
 PATIENCE = 2.0
 """Seconds for each address."""
 BY_THE_SERVER = frozenset(

@@ -4,6 +4,8 @@ A trainer must not end because its draft server is away. So `batch` raises Value
 before anything is sent. After that every failure is counted as a loss, which the core logs at most once a minute.
 """
 
+from __future__ import annotations  # so that help() names types as they are written here
+
 import math
 import time
 from collections.abc import Iterator, Sequence

@@ -17,6 +17,7 @@ is one bytecode, or is undone by a `finally` that covers it, or is under a lock 
 import _thread
 import asyncio
 import contextlib
+import logging
 import queue
 import selectors
 import sys
@@ -24,6 +25,8 @@ import threading
 import time
 from collections.abc import Callable, Coroutine
 from typing import Any
+
+log = logging.getLogger("histospec.client")
 
 IN_A_ROW = 32
 """Callbacks that run before the loop looks for input again."""
@@ -42,6 +45,7 @@ class Pump:
         self._loop: _Loop | None = None
         self._lost: _Loop | None = None  # a loop that is to be given up
         self._lock = threading.Lock()
+        self._refused = False  # whether the last try to make a loop failed
         self._driver: object = None  # stands for the thread that turns the loop
         self._bells: set[queue.SimpleQueue[None]] = set()  # of the threads that sleep
 
@@ -135,7 +139,11 @@ class Pump:
         try:
             while not done() and (left := until - time.monotonic()) > 0:
                 if self._drives(me):
-                    loop = self._sound_loop()
+                    try:
+                        loop = self._sound_loop()
+                    except OSError as error:  # no descriptor is left: as if nothing answered
+                        self._refuse(error)
+                        return
                     now = None if asked is loop else first
                     asked = loop
                     loop.turn(done, until, now)
@@ -187,11 +195,18 @@ class Pump:
             self._lost.close()
             self._lost = None
         if self._loop is None:
-            loop = _Loop()
+            loop = _Loop(_Selector())
             loop.set_exception_handler(_quiet)
-            self._loop = loop
+            self._loop, self._refused = loop, False
             self.wake()  # others may have a function for it
         return self._loop
+
+    def _refuse(self, error: OSError) -> None:
+        if not self._refused:
+            self._refused = True
+            log.warning(
+                "HistoSpec: no drafts, because this process cannot have an event loop: %s", error.strerror or error
+            )
 
 
 class _Turning(Exception):  # noqa: N818 - not an error
@@ -213,13 +228,13 @@ class _Selector(selectors.DefaultSelector):
 class _Loop(asyncio.SelectorEventLoop):
     """An event loop that turns for a while, at less cost than `run_forever` and `stop`: a step turns it twice."""
 
-    def __init__(self) -> None:
+    def __init__(self, bounded: _Selector) -> None:
         self.turning = False
         """Whether a turn has begun and did not end. If no thread drives the loop, an interrupt has ended it."""
         self._interrupt: BaseException | None = None
         self._hook = sys.unraisablehook
-        self._bounded = _Selector()
-        super().__init__(self._bounded)
+        self._bounded = bounded
+        super().__init__(bounded)
 
     def turn(self, done: Callable[[], bool], until: float, first: Callable[[], None] | None) -> None:
         """Calls `first`, and runs callbacks until done() is true, or until a time on the monotonic clock.

@@ -27,8 +27,8 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from histospec.client import arguments
+from histospec.client.engines.environment import DRAFT_TOKENS, draft_tokens, enabled, switch, tokens
 from histospec.client.seeds import DEFAULT_REFRESH, SeedPolicy
-from histospec.protocol.limits import DEFAULT_MAX_DRAFT
 
 T = TypeVar("T", int, float)
 
@@ -51,7 +51,7 @@ class AdapterConfig:
     """
 
     enable: bool = False
-    draft_tokens: int = 16
+    draft_tokens: int = DRAFT_TOKENS
     verify_cost: float | None = None
     model_draft_tokens: int | None = None
     seeds: SeedPolicy | None = None
@@ -62,17 +62,12 @@ class AdapterConfig:
         """Returns the settings of the environment. Raises ValueError that names the variable if a value is invalid."""
         return cls(
             enable=enabled(),
-            draft_tokens=_tokens("HISTOSPEC_DRAFT_TOKENS", 1) or cls.draft_tokens,
+            draft_tokens=draft_tokens(),
             verify_cost=_cost("HISTOSPEC_VERIFY_COST", cls.verify_cost),
-            model_draft_tokens=_tokens("HISTOSPEC_MODEL_DRAFT_TOKENS", 0, auto=True),
+            model_draft_tokens=tokens("HISTOSPEC_MODEL_DRAFT_TOKENS", 0, auto=True),
             seeds=_seeds() if samples_coupled() else None,
-            cpu_fix=_switch("HISTOSPEC_VLLM_CPU_FIX", cls.cpu_fix),
+            cpu_fix=switch("HISTOSPEC_VLLM_CPU_FIX", cls.cpu_fix),
         )
-
-
-def enabled() -> bool:
-    """Returns whether vLLM's settings for drafts are filled in. Raises ValueError if HISTOSPEC_ENABLE is invalid."""
-    return _switch("HISTOSPEC_ENABLE", AdapterConfig.enable)
 
 
 def samples_coupled() -> bool:
@@ -101,19 +96,6 @@ def _given(name: str, kind: Callable[[str], T]) -> T | None:
         raise ValueError(f"{name}: expected a number, got {arguments.shown(text)}") from None
 
 
-def _tokens(name: str, least: int, auto: bool = False) -> int | None:
-    """Returns a number of tokens; None if the variable is empty, or "auto" where that is allowed."""
-    text = os.environ.get(name, "")
-    if not text or (auto and text == "auto"):
-        return None
-    if not text.isdecimal() or not least <= int(text) <= DEFAULT_MAX_DRAFT:
-        either = "'auto' or " if auto else ""
-        raise ValueError(
-            f"{name}: expected {either}an integer from {least} to {DEFAULT_MAX_DRAFT}, got {arguments.shown(text)}"
-        )
-    return int(text)
-
-
 def _cost(name: str, default: float | None) -> float | None:
     text = os.environ.get(name, "")
     if not text:
@@ -131,10 +113,3 @@ def _number(name: str, text: str, least: float, expected: str) -> float:
     if not (least <= value < math.inf):
         raise ValueError(f"{name}: expected {expected}, got {arguments.shown(text)}")
     return value
-
-
-def _switch(name: str, default: bool) -> bool:
-    text = os.environ.get(name, "")
-    if text not in ("", "0", "1"):
-        raise ValueError(f"{name}: expected 0 or 1, got {arguments.shown(text)}")
-    return default if not text else text == "1"

@@ -18,10 +18,15 @@ import math
 import time
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 from histospec.client import Draft, DraftClient
+from histospec.client.engines.alternatives import Step
+from histospec.client.engines.harmless import Harmless
+from histospec.client.engines.options import ONE_TOKEN, RequestOptions, read_options
+from histospec.client.engines.reporting import MinuteReport
+from histospec.client.engines.sessions import RequestSessions
+from histospec.client.engines.versions import WeightVersions
 from histospec.client.vllm import logs, settings
 from histospec.client.vllm.choice.chooser import ModeChooser
 from histospec.client.vllm.choice.model_drafter import ModelDrafter, model_drafter
@@ -39,12 +44,9 @@ from histospec.client.vllm.interface import (
     Scheduler,
     SchedulerOutput,
 )
-from histospec.client.vllm.options import ONE_TOKEN, RequestOptions, read_options, why_no_rollout
+from histospec.client.vllm.no_rollout import why_no_rollout
 from histospec.client.vllm.patches import weight_versions
-from histospec.client.vllm.reporting import MinuteReport
-from histospec.client.vllm.sessions import RequestSessions
 from histospec.client.vllm.stops import StopStrings
-from histospec.client.vllm.versions import WeightVersions
 from histospec.protocol.costs import DEFAULT_VERIFY_COST
 
 logger = logging.getLogger("histospec.vllm")
@@ -53,7 +55,6 @@ logger = logging.getLogger("histospec.vllm")
 COMMITTED = frozenset(
     (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED, RequestStatus.FINISHED_REPETITION)
 )
-QUIET_SECONDS = 60.0  # between two reports of failures
 REPORT_SECONDS = 1.0  # between two messages while drafts cost too much to verify any
 
 
@@ -82,7 +83,7 @@ class HistoSpecScheduler(Scheduler):
         self._silent = 0  # steps since drafts were asked for
         self._reported = -math.inf  # the end of the last step whose tokens the server was sent
         self._probed = False  # whether the drafts of a probe arrived in the newest step
-        self._failed = -math.inf  # the time of the last failure that was logged
+        self._harmless = Harmless(self._forget)
         self._minute = MinuteReport()
         # Also if the process ends without shutdown, as a script with an engine in its process does.
         self._report_rest = weakref.finalize(self, _report_rest, self._minute, self._chooser)
@@ -226,7 +227,7 @@ class HistoSpecScheduler(Scheduler):
         self._silent = self._silent + 1 if verify_cost is None else 0
         return verify_cost
 
-    def _keep(self, found: Mapping[str, alternatives.Step]) -> None:
+    def _keep(self, found: Mapping[str, Step]) -> None:
         """Keeps the alternatives of this step's tokens, which the requests do not have yet."""
         for request_id, step in found.items():
             if (request := self.requests.get(request_id)) is not None:
@@ -319,18 +320,8 @@ class HistoSpecScheduler(Scheduler):
             room = min(room, early - request.num_output_tokens - 1)
         return max(0, min(room, self._sessions.max_tokens))
 
-    @contextmanager
-    def _harmless(self, what: str, forget: bool = False) -> Iterator[None]:
-        """Logs a failure of the adapter and goes on. `forget`: also gives up all sessions; their state is unknown."""
-        try:
-            yield
-        except Exception:
-            now = time.monotonic()
-            if now - self._failed >= QUIET_SECONDS:
-                self._failed = now
-                logger.exception("HistoSpec could not %s; the current requests go on without drafts", what)
-            if forget:
-                self._sessions.forget()
+    def _forget(self) -> None:
+        self._sessions.forget()
 
 
 def _report_rest(minute: MinuteReport, chooser: ModeChooser) -> None:

@@ -194,23 +194,13 @@ class Engine:
         generated: _Tokens | None = None,
         seed: int | None = None,
     ) -> tuple[int, int, bool]:
-        """As `open`, and says more about the session's problem.
-
-        Args:
-            namespace: as for `open`.
-            prompt: as for `open`.
-            problem: as for `open`.
-            generated: as for `open`.
-            seed: as for `open`.
+        """Opens a session as `open` does, with the same errors, and says more about its problem.
 
         Returns:
             session: its id.
             prompt_length: how many tokens of the prompt identify the problem: all of them, or fewer in a later turn of
                 a problem without an explicit id.
             known: whether the index holds finished responses of the problem.
-
-        Raises:
-            ValueError: as for `open`.
         """
 
     @overload

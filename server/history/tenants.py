@@ -10,6 +10,7 @@ such part, because it can evict: see `native/src/upkeep/evictor.h`.
 """
 
 import asyncio
+import math
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
@@ -28,8 +29,9 @@ log = structlog.get_logger()
 Resource = Literal["index", "store", "namespaces", "sessions"]
 RESOURCES: tuple[Resource, ...] = get_args(Resource)
 
-KEPT = 8
-"""One part in this many of a limit is kept, in equal parts, for the tenants that use less than their part."""
+KEPT: dict[Resource, int] = {"store": 8, "namespaces": 64}
+"""One part in this many of a limit is kept, in equal parts, for the tenants that use less than their part. A tenant may
+need gigabytes of the store, but a run needs one namespace."""
 MEASURE_SECONDS = 30.0  # between two measurements of what each tenant has stored ...
 MEASURE_PAUSE = 20  # ... or this many times the time that one takes, so that it reads for 5 % of the time
 NOBODY = ""
@@ -123,7 +125,7 @@ class Tenants:
         if share is not None and mine + more > share:
             why = f"all of its share of {_shown(resource, share)} (shares.{resource} in the token file)"
         elif whole is not None:
-            part = whole // KEPT // max(1, len(self._shares))
+            part = math.ceil(whole / KEPT[resource] / max(1, len(self._shares)))
             kept = sum(max(0, part - used[other]) for other in self._shares if other != tenant)
             if mine + more > part and total + more > whole - kept:
                 why = f"{_shown(resource, mine)} of {_shown(resource, whole)}; the rest is kept for other tenants"

@@ -1,6 +1,6 @@
 """The metrics for Prometheus: the engine's counters at the moment of a scrape, and the counters of RPCs."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 from threading import Lock
 
@@ -125,51 +125,47 @@ class Metrics:
         self.rpc_errors = Counter(
             "histospec_rpc_errors", "Failed RPCs, by method and code.", ("method", "code"), registry=registry
         )
-        self.caller_limits = Counter(
+        self.caller_limits = self._counter(
             "histospec_caller_limits",
             "Calls that the server refused and connections that it ended because of a limit on callers, by limit: "
             "arriving, late, calls, answers or unread.",
-            ("limit",),
-            registry=registry,
+            limit=CALLER_LIMITS,
         )
-        for limit in CALLER_LIMITS:
-            self.caller_limits.labels(limit)
         self.draft_seconds = Histogram(
             "histospec_draft_seconds", "Engine time per batch step.", buckets=SECONDS, registry=registry
         )
-        self.refusals = Counter(
+        self.refusals = self._counter(
             "histospec_refusals",
             "Parts of a message refused while the stream continued: an open, a session that grew too long, a commit.",
-            ("what",),
-            registry=registry,
+            what=("open", "step", "commit"),
         )
-        for what in ("open", "step", "commit"):
-            self.refusals.labels(what)
         self.late_steps = Counter(
             "histospec_late_steps",
             "Steps whose drafts missed the worker's deadline, as workers report them.",
             registry=registry,
         )
-        self.aborted = Counter(
+        self.aborted = self._counter(
             "histospec_aborted_responses",
             "Responses that workers aborted and may continue, and sessions that continued one.",
-            ("event",),
-            registry=registry,
+            event=("aborted", "continued"),
         )
-        for event in ("aborted", "continued"):
-            self.aborted.labels(event)
         self.streams = Gauge("histospec_streams", "Open Draft streams.", registry=registry)
         self.http_connections = Gauge(
             "histospec_http_connections", "Open connections of the HTTP port.", registry=registry
         )
-        self.http_closed = Counter(
+        self.http_closed = self._counter(
             "histospec_http_closed",
             "Connections of the HTTP port that the server closed, by reason: too late, too large or too many.",
-            ("reason",),
-            registry=registry,
+            reason=CLOSED,
         )
-        for reason in CLOSED:
-            self.http_closed.labels(reason)
+
+    def _counter(self, name: str, text: str, **values: Sequence[str]) -> Counter:
+        """Returns a counter with a label, which starts at 0 for each of these values of the label."""
+        [(label, known)] = values.items()
+        counter = Counter(name, text, (label,), registry=self.registry)
+        for value in known:
+            counter.labels(value)
+        return counter
 
     def exposition(self, encode: Callable[[Collector], bytes], open_metrics: bool) -> bytes:
         """Returns all metrics in the format of a scraper.

@@ -12,10 +12,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from io import BytesIO
 from typing import Any
+from weakref import WeakValueDictionary
 
 import structlog
 
-from histospec.server.errors import LimitExceeded
+from histospec.server.errors import Crowded, LimitExceeded
 from histospec.server.logs.lines import Throttle
 from histospec.server.observability.metrics import Metrics
 from histospec.server.rpc.connections import Connections, peer_of
@@ -35,7 +36,10 @@ PACED, PACE = 8 << 20, 8 << 20
 bytes, the caller's next large one waits: a second for each further PACE bytes."""
 LARGE_WAITING_EACH = 128
 """Calls of one caller that may wait for a large answer; further ones are refused."""
-MAX_UNREAD, MAX_UNREAD_EACH = 64 << 20, 16 << 20
+MADE_AT_ONCE, MADE_EACH, MADE_FOR_CONNECTION = 4, 3, 2
+"""Small answers of one method that are made at a time: in all, for one caller, for one connection. Meanwhile the event
+loop gets the interpreter's lock late."""
+MAX_UNREAD, MAX_UNREAD_EACH = 64 << 20, 4 << 20
 """Bytes of small answers that callers have not read: of all connections, and of one."""
 READ_SECONDS = 10.0
 """Time in which a caller must read LEAST_READ bytes of an answer, or the rest ..."""
@@ -45,6 +49,9 @@ LONGEST_SECONDS, LONGEST_CROWDED_SECONDS = 60.0, 10.0
 """Time in which a caller must have read a whole answer: it may read other answers meanwhile."""
 LEAST_READ = 64 << 10
 CHECK_SECONDS = 0.25
+WAIT_SECONDS, WAITS = 0.025, 1000
+"""While connections have no memory for answers, each checks every WAIT_SECONDS, but all of them at most WAITS times a
+second."""
 PIECE = 256 << 10  # bytes copied at a time: 0.1 ms
 
 
@@ -68,24 +75,45 @@ class Answering:
         self._bytes: Counter[str] = Counter()  # of small answers, by peer
         self._large = Places(LARGE_AT_ONCE, LARGE_EACH, LARGE_EACH)
         self._resting: dict[str, float] = {}  # by caller: until when it gets no large answer
-        self._waiting = 0  # calls that wait for memory
+        self._making: dict[str, Places] = {}  # by method
+        # By peer: the calls that wait for memory. The first one checks.
+        self._queues: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._checking = 0
         self._watching: asyncio.Task[None] | None = None
 
-    async def write(self, context: Any, data: bytes) -> None:
-        """Writes an answer. Raises LimitExceeded if there is no memory for it."""
-        async with self.unread(peer_of(context.peer()), len(data), READ_SECONDS):
+    @asynccontextmanager
+    async def turn(self, method: str, caller: str, peer: str) -> AsyncIterator[None]:
+        """The block makes an answer, when it is the turn of the caller and the connection has memory. Raises Crowded.
+
+        Answers that wait for their connection would take memory, so they are not made. Write the answer with `waits`
+        False.
+        """
+        places = self._making.get(method)
+        if places is None:
+            places = self._making[method] = Places(MADE_AT_ONCE, MADE_EACH, MADE_FOR_CONNECTION)
+        while True:
+            await self._room(peer, SMALL_ANSWER, READ_SECONDS)
+            async with places.place(caller, peer):
+                if self._has_room(peer, SMALL_ANSWER):
+                    yield
+                    return
+
+    async def write(self, context: Any, data: bytes, waits: bool = True) -> None:
+        """Writes an answer. `waits`: until there is memory for it; raises Crowded after some seconds."""
+        async with self.unread(peer_of(context.peer()), len(data), READ_SECONDS if waits else None):
             await context.write(data)
 
     @asynccontextmanager
-    async def unread(self, peer: str, size: int, patience: float | None) -> AsyncIterator[None]:
-        """The block writes an answer of `size` bytes to a peer. Raises LimitExceeded.
+    async def unread(self, peer: str, size: int, patience: float | None, counted: bool = True) -> AsyncIterator[None]:
+        """The block writes an answer of `size` bytes to a peer. Raises Crowded.
 
-        `patience`: seconds that it waits for memory; None: it needs none, because a large answer has its place.
+        `patience`: seconds that it waits for memory; None: it does not wait. `counted`: a large answer is not, because
+        it has its place.
         """
-        answer, counted = _Unread(peer, size), patience is not None
         if patience is not None:
-            if not self._has_room(answer):
-                await self._wait(answer, time.monotonic() + patience)
+            await self._room(peer, size, patience)
+        answer = _Unread(peer, size)
+        if counted:
             self._bytes[peer] += size
         self._unread.add(answer)
         if self._watching is None:
@@ -113,32 +141,38 @@ class Answering:
             self._resting = {resting: until for resting, until in self._resting.items() if until > now}
             if (excess := len(data) - PACED) > 0:
                 self._resting[caller] = now + excess / PACE
-            async with self.unread(peer_of(context.peer()), len(data), None):
+            async with self.unread(peer_of(context.peer()), len(data), None, counted=False):
                 await context.write(data)
 
-    def _has_room(self, answer: _Unread) -> bool:
-        mine, all_of_them = self._bytes[answer.peer], self._bytes.total()
-        return (not mine or mine + answer.size <= MAX_UNREAD_EACH) and (
-            not all_of_them or all_of_them + answer.size <= MAX_UNREAD
-        )
+    def _has_room(self, peer: str, size: int) -> bool:
+        mine, all_of_them = self._bytes.get(peer, 0), self._bytes.total()
+        return (not mine or mine + size <= MAX_UNREAD_EACH) and (not all_of_them or all_of_them + size <= MAX_UNREAD)
 
-    async def _wait(self, answer: _Unread, until: float) -> None:
-        """Waits for callers to read, or to lose their connection."""
-        self._waiting += 1
-        try:
-            while not self._has_room(answer):
-                if time.monotonic() > until:
-                    self._limited.labels("answers").inc()
-                    text = f"answer: its {answer.size} bytes are too many beside {self._bytes.total()}"
-                    text = f"{text} that callers have not read, {self._bytes[answer.peer]} of them on this connection"
-                    raise LimitExceeded(f"{text}; the limits are {MAX_UNREAD} and {MAX_UNREAD_EACH}; try later")
-                await asyncio.sleep(CHECK_SECONDS / 10)
-        finally:
-            self._waiting -= 1
+    async def _room(self, peer: str, size: int, patience: float) -> None:
+        """Waits for callers to read, or to lose their connection. Raises Crowded."""
+        if self._has_room(peer, size) and peer not in self._queues:
+            return
+        until = time.monotonic() + patience
+        queue = self._queues.get(peer)
+        if queue is None:
+            queue = self._queues[peer] = asyncio.Lock()
+        async with queue:
+            self._checking += 1
+            try:
+                while not self._has_room(peer, size):
+                    if time.monotonic() > until:
+                        self._limited.labels("answers").inc()
+                        text = f"answer: its {size} bytes are too many beside {self._bytes.total()}"
+                        text = f"{text} that callers have not read, {self._bytes[peer]} of them on this connection"
+                        raise Crowded(f"{text}; the limits are {MAX_UNREAD} and {MAX_UNREAD_EACH}; try later")
+                    await asyncio.sleep(max(WAIT_SECONDS, self._checking / WAITS))
+            finally:
+                self._checking -= 1
 
     @property
     def _crowded(self) -> bool:
-        return self._waiting > 0 or self._large.wanted
+        full = self._bytes.total() + SMALL_ANSWER > MAX_UNREAD  # a full connection is no reason to end it soon
+        return (full and self._checking > 0) or self._large.wanted
 
     async def _watch(self) -> None:
         """Ends the connections of callers that do not read, until all answers are read."""

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 
 import structlog
 
-from histospec.server.errors import HistoSpecError, Late, LimitExceeded
+from histospec.server.errors import Crowded, HistoSpecError, Late
 from histospec.server.logs.lines import Throttle
 from histospec.server.observability.metrics import Metrics
 from histospec.server.rpc.arrivals import MESSAGE_SECONDS, Arrivals
@@ -196,9 +196,7 @@ class Governor:
             unary = [call for call in by_peer[peer] if call not in self._streams]
             most = max((self._messages[call].arrived for call in unary), default=0)
             for call in unary if most > sizes[peer] // 2 else by_peer[peer]:
-                call.refuse(
-                    LimitExceeded("message: messages that arrive at the same time take too much memory; try later")
-                )
+                call.refuse(Crowded("message: messages that arrive at the same time take too much memory; try later"))
                 refused += 1
         if refused:
             self._limited.labels("arriving").inc(refused)

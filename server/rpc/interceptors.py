@@ -7,6 +7,7 @@ unary methods are served as streams, because gRPC receives the message of a stre
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import nullcontext
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -57,6 +58,10 @@ RIGHTS: dict[str, Right] = {
     "DropNamespace": "admin", "Rewind": "admin", "Export": "admin", "Import": "admin",
 }  # fmt: skip
 """By method, the right that a token must have in some namespace before the server reads its request."""
+
+IN_TURN = ("History", "Inspect", "PredictLengths")
+"""Methods whose answers may be long, or take long: a few of them are made at the same time. One may return a function
+that makes a large answer, see `Answering.write_large`."""
 
 EXPECTED = (InvalidRequest, Late, LimitExceeded, PermissionDenied, StoreOpening, Unauthenticated, Unavailable)
 
@@ -147,17 +152,25 @@ class Accounting(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # gener
         accounted = self._accounted(behaviour, handler, service, method, encode)
         return grpc.stream_stream_rpc_method_handler(accounted, sized(decode), None)
 
-    def _received(self, behaviour: Behaviour, method: str, encode: Callable[[Any], bytes]) -> Behaviour:
+    def _received(self, behaviour: Behaviour, method: str, encode: Callable[[Any], bytes], streams: bool) -> Behaviour:
         """Returns a stream's behaviour for that of a unary call: it receives and answers within bounds."""
         arrivals = self._arrivals[RIGHTS.get(method, "read")]
+        seconds = self._metrics.rpc_seconds.labels(method)
+        in_turn = method in IN_TURN
 
         async def received(unread: Any, context: Any) -> None:
             permit = self._access.permit(dict(context.invocation_metadata() or ()))
-            async with arrivals.receive(context, caller(permit, context)) as request:
-                answer = await behaviour(request, context)
-                del request
+            who, peer = caller(permit, context), peer_of(context.peer())
+            async with arrivals.receive(context, who) as request:
+                with nullcontext() if streams else seconds.time():
+                    async with self._answering.turn(method, who, peer) if in_turn else nullcontext():
+                        answer = await behaviour(request, context)
+                    del request
+                    if callable(answer):
+                        await self._answering.write_large(context, who, answer)
+                        return
             if answer is not None:
-                await self._answering.write(context, encode(answer))
+                await self._answering.write(context, encode(answer), waits=not in_turn)
 
         return received
 
@@ -189,10 +202,10 @@ class Accounting(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # gener
         encode: Callable[[Any], bytes] | None = None,
     ) -> Behaviour:
         """Returns what gRPC calls. With `encode`, it receives the request and writes the answer of a unary call."""
-        if not handler.response_streaming:
-            behaviour = self._timed(behaviour, method)
         if encode is not None:
-            behaviour = self._received(behaviour, method, encode)
+            behaviour = self._received(behaviour, method, encode, handler.response_streaming)
+        elif not handler.response_streaming:
+            behaviour = self._timed(behaviour, method)
         behaviour = self._reported(behaviour, method)
         return behaviour if self._traces is None else self._traces.traced(behaviour, service, method)
 
@@ -221,6 +234,8 @@ class Accounting(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # gener
                     say = log.info if isinstance(error, EXPECTED) else log.error
                     if (more := self._throttle.admits((method, code))) is not None:
                         say("rpc refused", method=method, code=code.name, peer=context.peer(), reason=reason, **more)
+                except grpc.aio.InternalError:
+                    raise asyncio.CancelledError from None  # the caller left while the server wrote or read
                 except Exception:
                     code, reason = grpc.StatusCode.INTERNAL, "the server failed; see its log"
                     log.exception("rpc failed", method=method, peer=context.peer())
@@ -270,6 +285,8 @@ class UnauthenticatedCalls:
                 await serve(unread, context)
             except HistoSpecError as error:
                 await context.abort(status_of(error), str(error))
+            except grpc.aio.InternalError:
+                raise asyncio.CancelledError from None  # the caller left
 
         return grpc.stream_stream_rpc_method_handler(reported, decode, None)
 

@@ -47,12 +47,25 @@ class Places:
     @asynccontextmanager
     async def place(self, caller: str, connection: str) -> AsyncIterator[None]:
         """The block has a place. Waits for it."""
-        await self._take(caller, connection)
+        leave = await self.take(caller, connection)
         try:
             yield
         finally:
-            self._count(caller, connection, -1)
-            self.give()
+            leave()
+
+    async def take(self, caller: str, connection: str) -> Callable[[], None]:
+        """Waits for a place. Returns what gives it back, which may be called several times."""
+        await self._take(caller, connection)
+        taken = True
+
+        def leave() -> None:
+            nonlocal taken
+            if taken:
+                taken = False
+                self._count(caller, connection, -1)
+                self.give()
+
+        return leave
 
     async def _take(self, caller: str, connection: str) -> None:
         if self._free and self._eligible(caller) and self._taken_of[caller, connection] < self._most_of_connection:

@@ -3,7 +3,9 @@
 import asyncio
 import time
 from collections import Counter
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from importlib import metadata
 from typing import Any, get_args
 
@@ -14,7 +16,7 @@ from numpy.typing import NDArray
 
 from histospec.native import Engine
 from histospec.protocol.names import LIMITS
-from histospec.server.errors import LimitExceeded, Unavailable
+from histospec.server.errors import Crowded, LimitExceeded, Unavailable
 from histospec.server.history.history import History
 from histospec.server.history.namespaces import look_alikes
 from histospec.server.observability.metrics import Metrics
@@ -101,7 +103,7 @@ class DraftService(pb_grpc.DraftServiceServicer):
             await asyncio.sleep(self._paused.get(who, 0.0) - time.monotonic())
             with self._metrics.streams.track_inprogress():
                 await stream.run()
-        except LimitExceeded:
+        except Crowded:
             now = time.monotonic()
             self._paused = {paused: until for paused, until in self._paused.items() if until > now}
             self._paused[who] = now + PAUSE_SECONDS
@@ -134,18 +136,16 @@ class DraftService(pb_grpc.DraftServiceServicer):
         too_old = len(batch.records) - len(kept.records)
         return pb.IngestResponse(responses=len(kept.records), tokens=kept.tokens, too_old=too_old)
 
-    async def History(self, request: pb.HistoryRequest, context: Context) -> bytes | None:  # type: ignore[override]
+    async def History(  # type: ignore[override]  # the interceptor accepts what this returns
+        self, request: pb.HistoryRequest, context: Context
+    ) -> bytes | Callable[[], Awaitable[bytes]]:
         self._permit(context).require("read", request.namespace)
         problem, _ = wire.problem("", request)
+        get = partial(self._history.get, problem, request.limit, encode=encoded_history)
         try:
-            # The interceptor accepts bytes, too.
-            return await self._history.get(problem, request.limit, SMALL_ANSWER, encoded_history)
+            return await get(room=SMALL_ANSWER)
         except LimitExceeded:
-            who, most = caller(self._permit(context), context), self._config.max_message
-            await self._answering.write_large(
-                context, who, lambda: self._history.get(problem, request.limit, most, encoded_history)
-            )
-            return None
+            return partial(get, room=self._config.max_message)
 
     async def PredictLength(self, request: pb.PredictLengthRequest, context: Context) -> pb.PredictLengthResponse:
         self._permit(context).require("read", request.namespace)

@@ -76,6 +76,11 @@ def _submits(method: F) -> F:
     return cast(F, submit)
 
 
+def _shows(name: str, before: Any) -> Any:
+    """Returns a property of the opened store; until it is open, `before`."""
+    return property(lambda self: before if self._store is None else getattr(self._store, name))
+
+
 class OpeningStore(Store):
     """Forwards requests to the store that `open_` opens.
 
@@ -128,46 +133,14 @@ class OpeningStore(Store):
         """See Store."""
         return "" if self._store is not None else self._progress.text
 
-    @property
-    def size(self) -> StoreSize:
-        """See Store."""
-        return StoreSize() if self._store is None else self._store.size
-
-    @property
-    def waiting_bytes(self) -> int:
-        """See Store."""
-        return 0 if self._store is None else self._store.waiting_bytes
-
-    @property
-    def waiting_limit(self) -> int:
-        """See Store."""
-        return 0 if self._store is None else self._store.waiting_limit
-
-    @property
-    def trouble(self) -> str:
-        """See Store."""
-        return "" if self._store is None else self._store.trouble
-
-    @property
-    def hazard(self) -> str:
-        """See Store."""
-        return "" if self._store is None else self._store.hazard
-
-    @property
-    def outage(self) -> str:
-        """See Store."""
-        return "" if self._store is None else self._store.outage
-
-    @property
-    def retention_paused(self) -> str:
-        """See Store."""
-        return "" if self._store is None else self._store.retention_paused
-
-    @property
-    def damaged_responses(self) -> int:
-        """See Reader."""
-        return 0 if self._store is None else self._store.damaged_responses
-
+    size = _shows("size", StoreSize())
+    waiting_bytes = _shows("waiting_bytes", 0)
+    waiting_limit = _shows("waiting_limit", 0)
+    trouble = _shows("trouble", "")
+    hazard = _shows("hazard", "")
+    outage = _shows("outage", "")
+    retention_paused = _shows("retention_paused", "")
+    damaged_responses = _shows("damaged_responses", 0)
     complete = _asks(Store.complete)
     newest_epochs = _asks(Store.newest_epochs)
     replaced = _asks(Store.replaced)

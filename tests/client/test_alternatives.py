@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from histospec.client import DraftClient, Response
-from histospec.client.vllm.coupled.alternatives import Gathered, Step
+from histospec.client.engines.alternatives import Gathered, Step
 from histospec.protocol.alternatives import LEVELS_PER_NAT, TOKENS, Place, fault, joined, pack, unpack
 from tests.support.servers import Server
 

@@ -79,11 +79,11 @@ CALLS: list[tuple[str, dict[str, Any]]] = [
 def client(monkeypatch: pytest.MonkeyPatch) -> Iterator[DraftClient]:
     """A client whose calls end before the network."""
 
-    def answered(self: Any, call: Any) -> Any:
+    async def answered(self: Any, call: Any) -> Any:
         size = len(call.request.SerializeToString())
         return [size] if call.method == "PredictLengths" else size
 
-    monkeypatch.setattr("histospec.client.transport.connections.BlockingConnections.one", answered)
+    monkeypatch.setattr("histospec.client.transport.blocking.BlockingConnections.one", answered)
     monkeypatch.setattr("histospec.client.sync.DraftClient.flush", lambda self, timeout=None: None)
     monkeypatch.setattr("histospec.client.transport.stream.Streams.kick", lambda self, shards: written(self._core))
     with DraftClient(NOWHERE, "run", timeouts=Timeouts(step=1e-9, shutdown=0.01)) as client:

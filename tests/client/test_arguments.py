@@ -72,23 +72,20 @@ def test_every_integer_type_travels_alike(dtype: Any) -> None:
 
 
 def test_bad_prompt_opens_nothing(client: DraftClient) -> None:
-    with pytest.raises(ValueError, match=r"prompts\[3\]: token -1 is outside \[0, 2147483647\]"):
-        client.open([[1], [2], [3], [4, -1]])
-    with pytest.raises(ValueError, match=r"prompts\[1\]: must not be empty"):
-        client.open([[1], []])
-    with pytest.raises(ValueError, match="problems: 1 values for 2 prompts"):
-        client.open([[1], [2]], problems=["a"])
-    with pytest.raises(ValueError, match=r"problems\[0\]: 1025 characters"):
-        client.open([[1]], problems=["a" * 1025])
-    with pytest.raises(ValueError, match="generated: 1 values for 2 prompts"):
-        client.open([[1], [2]], generated=[[3]])
-    with pytest.raises(ValueError, match=r"generated\[1\]: token -3 is outside"):
-        client.open([[1], [2]], generated=[[3], [-3]])
-    with pytest.raises(ValueError, match="seeds: 1 values for 2 prompts"):
-        client.open([[1], [2]], seeds=[3])
-    for seed, message in BAD_SEEDS:
-        with pytest.raises(ValueError, match=rf"seeds\[1\]: {message}"):
-            client.open([[1], [2]], seeds=[None, seed])  # type: ignore[list-item]
+    two = [[1], [2]]
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"prompts": [[1], [2], [3], [4, -1]]}, r"prompts\[3\]: token -1 is outside \[0, 2147483647\]"),
+        ({"prompts": [[1], []]}, r"prompts\[1\]: must not be empty"),
+        ({"prompts": two, "problems": ["a"]}, "problems: 1 values for 2 prompts"),
+        ({"prompts": [[1]], "problems": ["a" * 1025]}, r"problems\[0\]: 1025 characters"),
+        ({"prompts": two, "generated": [[3]]}, "generated: 1 values for 2 prompts"),
+        ({"prompts": two, "generated": [[3], [-3]]}, r"generated\[1\]: token -3 is outside"),
+        ({"prompts": two, "seeds": [3]}, "seeds: 1 values for 2 prompts"),
+        *(({"prompts": two, "seeds": [None, seed]}, rf"seeds\[1\]: {message}") for seed, message in BAD_SEEDS),
+    ]
+    for arguments, message in wrong:
+        with pytest.raises(ValueError, match=message):
+            client.open(**arguments)
     assert client.open([[1]] * 2, seeds=np.array([-(2**63), 2**63 - 1])) == [1, 2]  # type: ignore[arg-type]
 
 
@@ -228,7 +225,13 @@ def test_when_a_shard_leaves_is_said_by_the_environment_or_the_constructor(monke
     [
         ({}, "HISTOSPEC_ENDPOINT"),
         ({"endpoint": "h:1"}, "HISTOSPEC_NAMESPACE"),
-        ({"endpoint": "h", "namespace": "n"}, "'h' is not of the form host:port"),
+        (
+            {"endpoint": "h", "namespace": "n"},
+            "'h' is not of the form host:port or name=host:port; add the port, usually",
+        ),
+        ({"endpoint": "[::1]", "namespace": "n"}, "; add the port, usually :6378"),
+        ({"endpoint": "::1:6378", "namespace": "n"}, r"; put an IPv6 address in brackets, such as \[::1\]:6378"),
+        ({"endpoint": "http://h:6378", "namespace": "n"}, "; give no URL, but the host and the port of gRPC"),
         ({"endpoint": "http://h:1", "namespace": "n"}, "not of the form"),
         ({"endpoint": ",", "namespace": "n"}, "names no address"),
         ({"endpoint": "h:1,h:1", "namespace": "n"}, "named twice"),

@@ -37,7 +37,7 @@ from tests.support.clients import flushed, texts
 from tests.support.odd_server import Answer, OddServer
 from tests.support.ports import free_port
 from tests.support.servers import Server, Starter
-from tests.support.waiting import eventually
+from tests.support.waiting import SLOWNESS, eventually
 
 PROMPT = [11, 12, 13, 14]
 TEXT = list(range(100, 400))
@@ -154,7 +154,7 @@ def test_restart_under_load_with_a_backlog(server: Server) -> None:
     The first connection to the new server stays, the breaker never opens again, and no response is lost. In which
     slices sessions and responses follow is tested in test_recovery.py.
     """
-    long, deadline = PROMPT * 1000, 0.25
+    long, deadline = PROMPT * 1000, 0.25 * SLOWNESS
     with DraftClient(server.endpoint, "run", deadline=deadline, timeouts=Timeouts(silence=30)) as client:
         client.ingest(long, [Response(TEXT)])
         sessions = client.open([long] * 256)

@@ -156,7 +156,7 @@ def test_each_line_of_the_core_may_be_interrupted() -> None:
             committed.extend(text for session in sessions if (text := texts.pop(session)))
 
         def length(session: int) -> int:
-            return core._sessions[session].length
+            return core._open.by_number[session].length
 
         def gone() -> None:
             if (stream := core.shards[0].stream) is not None:  # an interrupt may have ended it
@@ -178,19 +178,19 @@ def test_each_line_of_the_core_may_be_interrupted() -> None:
             whole(
                 lambda: core.finish([first, third], epochs=[1, 2]),
                 lambda: ended(first, third),
-                lambda: first not in core._sessions,
+                lambda: first not in core._open.by_number,
             ),
             whole(model.serve, lambda: None, lambda: True),
             whole(
                 lambda: core.finish([second], commit=False),
                 lambda: texts.pop(second),
-                lambda: second not in core._sessions,
+                lambda: second not in core._open.by_number,
             ),
             whole(core.flush, lambda: None, lambda: True),
             whole(gone, lambda: None, lambda: True),
             whole(lambda: core.begin(core.prepare([[99]])), lambda: None, lambda: True),
         ]
-        texts |= {number: [] for number, session in core._sessions.items() if session.prompt == b"\x63\0\0\0"}
+        texts |= {number: [] for number, session in core._open.by_number.items() if session.prompt == b"\x63\0\0\0"}
         model.check(texts, committed)
         return any(hit)
 

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from histospec.client import Draft
+from histospec.client.engines.options import RequestOptions
+from histospec.client.engines.sessions import RequestSessions
 from histospec.client.vllm.choice.chooser import LONGER
 from histospec.client.vllm.choice.drafts import TOGETHER, Choice, Outcomes, Pairs, Row, levels
 from histospec.client.vllm.choice.model_drafter import FEW, HEALS, DrafterCoverage, ModelDrafter
 from histospec.client.vllm.choice.modes import REST, Limits
-from histospec.client.vllm.options import RequestOptions
-from histospec.client.vllm.sessions import RequestSessions
 
 PRICE = 0.1
 COST = 0.01

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from histospec.client.vllm.reporting import MINUTE, WAITS, MinuteReport
+from histospec.client.engines.reporting import MINUTE, WAITS, MinuteReport
 
 
 def test_the_numbers_are_those_of_the_steps() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from histospec.client.vllm.versions import WeightVersions
+from histospec.client.engines.versions import WeightVersions
 
 
 @pytest.mark.parametrize(

@@ -78,6 +78,7 @@ def test_wheel_is_pure_and_holds_the_client_alone(wheel: Path) -> None:
     (entry_points,) = (f for f in files if f.name == "entry_points.txt")
     assert zipfile.ZipFile(wheel).read(str(entry_points)).decode().split() == [
         *("[console_scripts]", "histospec", "=", "histospec.client.doctor.__main__:client_only"),
+        *("[sglang.srt.plugins]", "histospec", "=", "histospec.client.sglang.plugin:register"),
         *("[vllm.general_plugins]", "histospec", "=", "histospec.client.vllm.patches.plugin:register"),
     ]
 

@@ -9,7 +9,7 @@ import pytest
 
 from histospec.replay.plot import FORMATS
 from histospec.server import cli
-from histospec.server.errors import ConfigError
+from histospec.server.errors import ConfigError, reason
 from histospec.server.output_file import OutputError, written
 
 
@@ -112,6 +112,11 @@ def test_what_cannot_be_written_is_said_before_the_recording_is_looked_at(
     assert sentence in text
     assert text.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_reason_that_names_a_variable_keeps_its_letters() -> None:
+    assert reason(OSError("set the MPLCONFIGDIR environment variable")) == "set the MPLCONFIGDIR environment variable"
+    assert reason(PermissionError(13, "Permission denied")) == "permission denied"
 
 
 def test_every_format_of_a_plot_is_known_to_matplotlib() -> None:

@@ -8,7 +8,16 @@ caches, no requests, and counters at zero.
 import functools
 import json
 from collections import defaultdict
+from collections.abc import Callable
 from typing import Any
+
+from histospec.client import DraftClient
+
+StartEngine = Callable[..., Any]
+"""What the fixtures `engine` and `start_engine` are."""
+MakeClient = Callable[[str], DraftClient]
+"""What the fixture `make_client` is."""
+Prompts = list[list[int]]
 
 FIRST_VERSION = "default"  # vLLM's name of weights without a name
 

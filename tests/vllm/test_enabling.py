@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from histospec.client import DraftClient
 from histospec.client.vllm.settings import PROPOSER, SCHEDULER
 from tests.support.clients import texts
+from tests.support.engines import MakeClient, Prompts
 from tests.support.ports import free_port
 from tests.support.servers import Server
 
@@ -58,9 +58,9 @@ def test_an_engine_drafts(
     run: Callable[..., Any],
     arguments: dict[str, Any],
     server: Server,
-    prompts: list[list[int]],
-    expected: list[list[list[int]]],
-    make_client: Callable[[str], DraftClient],
+    prompts: Prompts,
+    expected: list[Prompts],
+    make_client: MakeClient,
     way: str,
 ) -> None:
     """`external_launcher` is how TRL starts vLLM, in its own process."""

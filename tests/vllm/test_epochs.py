@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from histospec.client import DraftClient
+from tests.support.engines import MakeClient, Prompts, StartEngine
 from tests.support.servers import Server
 
 pytestmark = pytest.mark.vllm
@@ -46,11 +46,11 @@ def name(rollouts: Any, version: Any) -> None:
 
 
 @pytest.fixture
-def kept(shared_server: Server, make_client: Callable[[str], DraftClient]) -> Callable[..., Any]:
+def kept(shared_server: Server, make_client: MakeClient) -> Callable[..., Any]:
     """kept(prompts) -> for every prompt what is stored, as (epoch, tokens) in the order of the epochs."""
     client = make_client(shared_server.endpoint)
 
-    def read(prompts: list[list[int]]) -> Any:
+    def read(prompts: Prompts) -> Any:
         return [sorted((r.epoch or 0, list(r.tokens)) for r in client.history(prompt)) for prompt in prompts]
 
     return read
@@ -61,7 +61,7 @@ def epochs(histories: Any) -> Any:
 
 
 def test_vllm_says_the_version(
-    engine: Callable[..., Any], shared_server: Server, prompts: list[list[int]], weights: Any, kept: Callable[..., Any]
+    engine: StartEngine, shared_server: Server, prompts: Prompts, weights: Any, kept: Callable[..., Any]
 ) -> None:
     rollouts = engine(shared_server.endpoint)
     written = []
@@ -74,7 +74,7 @@ def test_vllm_says_the_version(
 
 
 def test_the_request_knows_better(
-    engine: Callable[..., Any], shared_server: Server, prompts: list[list[int]], weights: Any, kept: Callable[..., Any]
+    engine: StartEngine, shared_server: Server, prompts: Prompts, weights: Any, kept: Callable[..., Any]
 ) -> None:
     rollouts = engine(shared_server.endpoint)
     push(rollouts, weights[1], "step3")
@@ -83,7 +83,7 @@ def test_the_request_knows_better(
 
 
 def test_nobody_says_anything(
-    engine: Callable[..., Any], shared_server: Server, prompts: list[list[int]], weights: Any, kept: Callable[..., Any]
+    engine: StartEngine, shared_server: Server, prompts: Prompts, weights: Any, kept: Callable[..., Any]
 ) -> None:
     """New weights are known by the prefix cache, which is emptied; twice in a row, for sleep and for the update."""
     rollouts = engine(shared_server.endpoint)
@@ -97,7 +97,7 @@ def test_nobody_says_anything(
 
 
 def test_versions_without_a_number_are_counted(
-    engine: Callable[..., Any], shared_server: Server, prompts: list[list[int]], weights: Any, kept: Callable[..., Any]
+    engine: StartEngine, shared_server: Server, prompts: Prompts, weights: Any, kept: Callable[..., Any]
 ) -> None:
     rollouts = engine(shared_server.endpoint)
     rollouts.generate(prompts)
@@ -109,7 +109,7 @@ def test_versions_without_a_number_are_counted(
 
 
 def test_engines_of_one_run_agree(
-    engine: Callable[..., Any], shared_server: Server, prompts: list[list[int]], weights: Any, kept: Callable[..., Any]
+    engine: StartEngine, shared_server: Server, prompts: Prompts, weights: Any, kept: Callable[..., Any]
 ) -> None:
     """One that starts later is as far as the others, before it is told anything and after."""
     first = engine(shared_server.endpoint)
@@ -125,12 +125,7 @@ def test_engines_of_one_run_agree(
 
 @pytest.mark.parametrize("named", [True, False], ids=["named", "counted"])
 def test_weights_change_in_the_middle(
-    engine: Callable[..., Any],
-    shared_server: Server,
-    prompts: list[list[int]],
-    weights: Any,
-    kept: Callable[..., Any],
-    named: bool,
+    engine: StartEngine, shared_server: Server, prompts: Prompts, weights: Any, kept: Callable[..., Any], named: bool
 ) -> None:
     """
     1. A visit under the old weights, and half of another one: some responses end, the others are running.

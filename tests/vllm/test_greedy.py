@@ -1,18 +1,16 @@
 """Greedy output is the same with drafts, without drafts, and during faults of the server."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from tests.support.engines import Prompts, StartEngine
 from tests.support.servers import Server
 
 pytestmark = pytest.mark.vllm
 
 
-def test_with_drafts(
-    engine: Callable[..., Any], shared_server: Server, prompts: list[list[int]], expected: list[list[list[int]]]
-) -> None:
+def test_with_drafts(engine: StartEngine, shared_server: Server, prompts: Prompts, expected: list[Prompts]) -> None:
     rollouts = engine(shared_server.endpoint)
     assert rollouts.generate(prompts) == expected  # first visit: wrong drafts and none
     assert rollouts.generate(prompts) == expected  # second: right ones
@@ -20,7 +18,7 @@ def test_with_drafts(
 
 
 def test_with_the_server_killed_and_restarted(
-    engine: Callable[..., Any], server: Server, prompts: list[list[int]], expected: list[list[list[int]]]
+    engine: StartEngine, server: Server, prompts: Prompts, expected: list[Prompts]
 ) -> None:
     rollouts = engine(server.endpoint)
     assert rollouts.generate(prompts) == expected
@@ -40,7 +38,7 @@ def test_with_the_server_killed_and_restarted(
 
 
 def test_with_no_server_from_the_start(
-    engine: Callable[..., Any], prompts: list[list[int]], expected: list[list[list[int]]], nowhere: str
+    engine: StartEngine, prompts: Prompts, expected: list[Prompts], nowhere: str
 ) -> None:
     rollouts = engine(nowhere)
     assert rollouts.generate(prompts) == expected
@@ -48,10 +46,10 @@ def test_with_no_server_from_the_start(
 
 
 def test_with_a_client_that_fails(
-    engine: Callable[..., Any],
+    engine: StartEngine,
     shared_server: Server,
-    prompts: list[list[int]],
-    expected: list[list[list[int]]],
+    prompts: Prompts,
+    expected: list[Prompts],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A bug of ours costs drafts, never the engine, and not for long."""

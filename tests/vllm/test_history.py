@@ -5,18 +5,18 @@ from typing import Any
 
 import pytest
 
-from histospec.client import DraftClient
 from tests.support.clients import texts
+from tests.support.engines import MakeClient, Prompts, StartEngine
 from tests.support.servers import Server
 
 pytestmark = [pytest.mark.vllm, pytest.mark.newest]
 
 
 @pytest.fixture
-def check(shared_server: Server, make_client: Callable[[str], DraftClient]) -> Callable[..., Any]:
+def check(shared_server: Server, make_client: MakeClient) -> Callable[..., Any]:
     """Compares the history of every prompt with the responses that the engine returned for it."""
 
-    def compare(prompts: list[list[int]], responses: Any, problems: Any = None) -> Any:
+    def compare(prompts: Prompts, responses: Any, problems: Any = None) -> Any:
         client = make_client(shared_server.endpoint)
         for i, (prompt, group) in enumerate(zip(prompts, responses, strict=True)):
             history = client.history(prompt, problem=problems[i] if problems else None)
@@ -46,35 +46,27 @@ def cutting(request: pytest.FixtureRequest) -> dict[str, Any]:
     return {"scheduler_cls": f"{scheduler_of_033.__name__}.{request.param}"}
 
 
-def twice(rollouts: Any, prompts: list[list[int]], **sampling: Any) -> Any:
+def twice(rollouts: Any, prompts: Prompts, **sampling: Any) -> Any:
     """Two visits, so that the second has drafts to cut; all responses of both by prompt."""
     visits = [rollouts.generate(prompts, **sampling) for _ in range(2)]
     assert rollouts.counter("spec_decode_num_draft_tokens") > 0
     return [first + second for first, second in zip(*visits, strict=True)]
 
 
-def test_max_tokens(
-    engine: Callable[..., Any], shared_server: Server, prompts: list[list[int]], check: Callable[..., Any]
-) -> None:
+def test_max_tokens(engine: StartEngine, shared_server: Server, prompts: Prompts, check: Callable[..., Any]) -> None:
     responses = twice(engine(shared_server.endpoint), prompts, max_tokens=19)
     assert all(len(r) == 19 for group in responses for r in group)
     check(prompts, responses)
 
 
-def test_one_token(
-    engine: Callable[..., Any], shared_server: Server, prompts: list[list[int]], check: Callable[..., Any]
-) -> None:
+def test_one_token(engine: StartEngine, shared_server: Server, prompts: Prompts, check: Callable[..., Any]) -> None:
     """An option says that it is a rollout; test_no_rollouts.py has requests for one token without."""
     rollouts = engine(shared_server.endpoint)
     check(prompts, rollouts.generate(prompts, max_tokens=1, extra_args={"histospec": {"epoch": 0}}))
 
 
 def test_stop_tokens(
-    engine: Callable[..., Any],
-    shared_server: Server,
-    prompts: list[list[int]],
-    check: Callable[..., Any],
-    cutting: dict[str, Any],
+    engine: StartEngine, shared_server: Server, prompts: Prompts, check: Callable[..., Any], cutting: dict[str, Any]
 ) -> None:
     """Stop tokens in the middle of an accepted draft, too: the second visit drafts past where it must end."""
     rollouts = engine(shared_server.endpoint, **cutting)
@@ -89,11 +81,7 @@ def test_stop_tokens(
 
 
 def test_stop_strings(
-    engine: Callable[..., Any],
-    shared_server: Server,
-    prompts: list[list[int]],
-    check: Callable[..., Any],
-    cutting: dict[str, Any],
+    engine: StartEngine, shared_server: Server, prompts: Prompts, check: Callable[..., Any], cutting: dict[str, Any]
 ) -> None:
     """vLLM finds them in its front end, after the engine core has gone on; the history ends where the text does."""
     rollouts = engine(shared_server.endpoint, skip_tokenizer_init=False, **cutting)
@@ -113,27 +101,21 @@ def text(tokens: Any) -> Any:
     return "".join("abcdefghijklmnopqrstuvwxyz012345"[token] for token in tokens)
 
 
-def test_siblings(
-    engine: Callable[..., Any], shared_server: Server, prompts: list[list[int]], check: Callable[..., Any]
-) -> None:
+def test_siblings(engine: StartEngine, shared_server: Server, prompts: Prompts, check: Callable[..., Any]) -> None:
     rollouts = engine(shared_server.endpoint)
     responses = twice(rollouts, prompts[:4], n=4, temperature=1, max_tokens=24)
     assert all(len(group) == 8 for group in responses)
     check(prompts[:4], responses)
 
 
-def test_chunked_prefill(engine: Callable[..., Any], shared_server: Server, check: Callable[..., Any]) -> None:
+def test_chunked_prefill(engine: StartEngine, shared_server: Server, check: Callable[..., Any]) -> None:
     prompts = [[(3 * i + j) % 32 for j in range(100 + i)] for i in range(6)]
     rollouts = engine(shared_server.endpoint, max_num_batched_tokens=32, max_num_seqs=8)
     check(prompts, twice(rollouts, prompts, max_tokens=24))
 
 
 def test_preemption(
-    engine: Callable[..., Any],
-    shared_server: Server,
-    prompts: list[list[int]],
-    check: Callable[..., Any],
-    lookups: Callable[..., Any],
+    engine: StartEngine, shared_server: Server, prompts: Prompts, check: Callable[..., Any], lookups: Callable[..., Any]
 ) -> None:
     """A cache too small for all: requests are thrown out half-way, and computed again."""
     rollouts = engine(shared_server.endpoint, num_gpu_blocks_override=20, block_size=32, enable_prefix_caching=False)
@@ -152,7 +134,7 @@ def test_preemption(
 
 
 def test_reset_of_running_requests(
-    engine: Callable[..., Any], shared_server: Server, prompts: list[list[int]], check: Callable[..., Any]
+    engine: StartEngine, shared_server: Server, prompts: Prompts, check: Callable[..., Any]
 ) -> None:
     """As after new weights in the middle of a rollout: every running request is preempted at once."""
     rollouts = engine(shared_server.endpoint)
@@ -168,7 +150,7 @@ def test_reset_of_running_requests(
 
 
 def test_end_of_the_model(
-    engine: Callable[..., Any], shared_server: Server, check: Callable[..., Any], cutting: dict[str, Any]
+    engine: StartEngine, shared_server: Server, check: Callable[..., Any], cutting: dict[str, Any]
 ) -> None:
     prompts = [[1, 2, 3] * 30, [4, 5, 6] * 30]
     responses = twice(engine(shared_server.endpoint, max_model_len=128, **cutting), prompts, max_tokens=None)
@@ -177,7 +159,7 @@ def test_end_of_the_model(
 
 
 def test_aborted_requests_are_not_committed(
-    engine: Callable[..., Any], shared_server: Server, prompts: list[list[int]], check: Callable[..., Any]
+    engine: StartEngine, shared_server: Server, prompts: Prompts, check: Callable[..., Any]
 ) -> None:
     rollouts = engine(shared_server.endpoint)
     rollouts.start(prompts)
@@ -191,7 +173,7 @@ def test_aborted_requests_are_not_committed(
 
 
 def test_problems_epochs_and_seeds(
-    engine: Callable[..., Any], shared_server: Server, prompts: list[list[int]], check: Callable[..., Any]
+    engine: StartEngine, shared_server: Server, prompts: Prompts, check: Callable[..., Any]
 ) -> None:
     """Requests of one problem with different prompts share a history; epochs and seeds are kept with the responses."""
     rollouts = engine(shared_server.endpoint)
@@ -207,11 +189,7 @@ def test_problems_epochs_and_seeds(
 
 
 def test_requests_left_alone(
-    engine: Callable[..., Any],
-    shared_server: Server,
-    prompts: list[list[int]],
-    check: Callable[..., Any],
-    lookups: Callable[..., Any],
+    engine: StartEngine, shared_server: Server, prompts: Prompts, check: Callable[..., Any], lookups: Callable[..., Any]
 ) -> None:
     rollouts = engine(shared_server.endpoint)
     rollouts.generate(prompts, extra_args={"histospec": False})
@@ -229,11 +207,7 @@ def test_requests_left_alone(
     ],
 )
 def test_useless_options_are_ignored(
-    engine: Callable[..., Any],
-    shared_server: Server,
-    prompts: list[list[int]],
-    check: Callable[..., Any],
-    arguments: Any,
+    engine: StartEngine, shared_server: Server, prompts: Prompts, check: Callable[..., Any], arguments: Any
 ) -> None:
     rollouts = engine(shared_server.endpoint)
     check(prompts, rollouts.generate(prompts, extra_args=arguments))

@@ -1,7 +1,6 @@
 """The installed vLLM has what the adapter depends on, and wrong settings fail at the start."""
 
 import inspect
-from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import pytest
 from histospec.client.vllm import releases
 from scripts import vllm_versions
 from scripts.vllm_sources import Sources
+from tests.support.engines import StartEngine
 
 pytestmark = pytest.mark.vllm
 
@@ -117,22 +117,18 @@ def _private(name: str) -> Any:
     return name.startswith("_")
 
 
-def test_a_proposer_without_the_scheduler_says_what_to_add(
-    adapter: Any, engine: Callable[..., Any], nowhere: str
-) -> None:
+def test_a_proposer_without_the_scheduler_says_what_to_add(adapter: Any, engine: StartEngine, nowhere: str) -> None:
     with pytest.raises(Exception, match="--scheduler-cls histospec"):
         engine(nowhere, fresh=True, scheduler_cls=None)
 
 
-def test_a_scheduler_without_the_proposer_says_what_to_add(
-    adapter: Any, engine: Callable[..., Any], nowhere: str
-) -> None:
+def test_a_scheduler_without_the_proposer_says_what_to_add(adapter: Any, engine: StartEngine, nowhere: str) -> None:
     with pytest.raises(ValueError, match="it needs 'custom_class' with the model"):
         engine(nowhere, fresh=True, speculative_config=None)
 
 
 def test_a_verify_cost_that_is_no_number_is_refused(
-    adapter: Any, engine: Callable[..., Any], nowhere: str, monkeypatch: pytest.MonkeyPatch
+    adapter: Any, engine: StartEngine, nowhere: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HISTOSPEC_VERIFY_COST", "cheap")
     with pytest.raises(Exception, match="HISTOSPEC_VERIFY_COST"):

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from histospec.client import DraftClient
 from histospec.client.vllm.choice.modes import NOTHING, SERVER
 from histospec.protocol.costs import NOTHING_PAYS
 from tests.support.clients import texts
+from tests.support.engines import MakeClient, Prompts, StartEngine
 from tests.support.servers import Server
 
 pytestmark = [pytest.mark.vllm, pytest.mark.newest]
@@ -22,13 +22,13 @@ def shown(shared_server: Server, namespace: str) -> Callable[..., Any]:
 
 
 @pytest.fixture
-def engine(engine: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+def engine(engine: StartEngine, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     monkeypatch.delenv("HISTOSPEC_VERIFY_COST")  # as it comes
     return engine
 
 
 def test_learned_and_shown(
-    engine: Callable[..., Any], shared_server: Server, prompts: list[list[int]], shown: Callable[..., Any]
+    engine: StartEngine, shared_server: Server, prompts: Prompts, shown: Callable[..., Any]
 ) -> None:
     rollouts = engine(shared_server.endpoint)
     cost = rollouts.scheduler._chooser
@@ -44,9 +44,9 @@ def test_learned_and_shown(
 
 
 def test_fixed(
-    engine: Callable[..., Any],
+    engine: StartEngine,
     shared_server: Server,
-    prompts: list[list[int]],
+    prompts: Prompts,
     shown: Callable[..., Any],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -56,9 +56,7 @@ def test_fixed(
     assert shown() == 0.125
 
 
-def test_no_time_is_taken_across_idleness(
-    engine: Callable[..., Any], shared_server: Server, prompts: list[list[int]]
-) -> None:
+def test_no_time_is_taken_across_idleness(engine: StartEngine, shared_server: Server, prompts: Prompts) -> None:
     """Between two rollouts a trainer learns for minutes; the first step after it has no duration."""
     rollouts = engine(shared_server.endpoint)
     told: list[Any] = []
@@ -78,11 +76,11 @@ def test_no_time_is_taken_across_idleness(
 
 
 def test_a_cost_that_no_draft_can_pay(
-    engine: Callable[..., Any],
+    engine: StartEngine,
     shared_server: Server,
-    prompts: list[list[int]],
-    expected: list[list[list[int]]],
-    make_client: Callable[[str], DraftClient],
+    prompts: Prompts,
+    expected: list[Prompts],
+    make_client: MakeClient,
     shown: Callable[..., Any],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -101,11 +99,7 @@ def test_a_cost_that_no_draft_can_pay(
 
 
 def test_drafts_come_and_go(
-    engine: Callable[..., Any],
-    shared_server: Server,
-    prompts: list[list[int]],
-    expected: list[list[list[int]]],
-    make_client: Callable[[str], DraftClient],
+    engine: StartEngine, shared_server: Server, prompts: Prompts, expected: list[Prompts], make_client: MakeClient
 ) -> None:
     """Runs of steps with and without drafts, of every length: sessions catch up, exactly."""
     rollouts = engine(shared_server.endpoint)
@@ -129,7 +123,7 @@ def silence(chooser: Any) -> None:
 
 
 def test_drafts_that_nothing_verifies_say_that_drafts_pay(
-    engine: Callable[..., Any], shared_server: Server, prompts: list[list[int]], expected: list[list[list[int]]]
+    engine: StartEngine, shared_server: Server, prompts: Prompts, expected: list[Prompts]
 ) -> None:
     rollouts = engine(shared_server.endpoint)
     assert rollouts.generate(prompts) == expected  # from now on its history knows everything
@@ -141,11 +135,11 @@ def test_drafts_that_nothing_verifies_say_that_drafts_pay(
 
 
 def test_drafts_that_nothing_verifies_are_counted_as_such(
-    engine: Callable[..., Any],
+    engine: StartEngine,
     shared_server: Server,
-    prompts: list[list[int]],
-    expected: list[list[list[int]]],
-    make_client: Callable[[str], DraftClient],
+    prompts: Prompts,
+    expected: list[Prompts],
+    make_client: MakeClient,
     namespace: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -1,18 +1,16 @@
 """The hits and misses of /metrics add up to the requests exactly."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from tests.support.engines import Prompts, StartEngine
 from tests.support.servers import Server
 
 pytestmark = [pytest.mark.vllm, pytest.mark.newest]
 
 
-def test_one_lookup_a_request(
-    engine: Callable[..., Any], shared_server: Server, namespace: str, prompts: list[list[int]]
-) -> None:
+def test_one_lookup_a_request(engine: StartEngine, shared_server: Server, namespace: str, prompts: Prompts) -> None:
     def lookups() -> Any:
         metrics = shared_server.metrics()
         name = f'histospec_problem_lookups_total{{namespace="{namespace}",result="%s"}}'

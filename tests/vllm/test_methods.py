@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from histospec.client import DraftClient, Response
+from histospec.client import Response
 from histospec.client.vllm.choice.modes import BOTH, DRAFTER, NOTHING, SERVER, Mode
 from tests.support.clients import texts
+from tests.support.engines import MakeClient, Prompts, StartEngine
 from tests.support.servers import Server
 from tests.support.told import Told
 
@@ -39,7 +40,7 @@ def method(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def both(
-    method: str, engine: Callable[..., Any], drafter: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    method: str, engine: StartEngine, drafter: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., Any]:
     """both(endpoint, ...) -> an engine that drafts with the method and from the server; arguments as `engine`'s."""
     monkeypatch.setenv("HISTOSPEC_MODEL_DRAFT_TOKENS", "3")
@@ -53,7 +54,7 @@ def both(
 
 
 @pytest.fixture
-def truth(method: str, engine: Callable[..., Any], drafter: Callable[..., Any]) -> Callable[..., Any]:
+def truth(method: str, engine: StartEngine, drafter: Callable[..., Any]) -> Callable[..., Any]:
     """truth(prompts, ...) -> what the same model writes without drafts."""
     return lambda prompts, **sampling: engine(**plain(method, drafter)).generate(prompts, **sampling)
 
@@ -67,8 +68,8 @@ def test_history_empty_right_and_wrong(
     both: Callable[..., Any],
     truth: Callable[..., Any],
     shared_server: Server,
-    prompts: list[list[int]],
-    make_client: Callable[[str], DraftClient],
+    prompts: Prompts,
+    make_client: MakeClient,
 ) -> None:
     """Every visit writes the same; both drafters take part; the server keeps exactly what was written."""
     expected = truth(prompts, max_tokens=LONG)
@@ -91,7 +92,7 @@ def test_history_empty_right_and_wrong(
 
 
 def test_the_server_killed_half_way(
-    both: Callable[..., Any], truth: Callable[..., Any], server: Server, prompts: list[list[int]]
+    both: Callable[..., Any], truth: Callable[..., Any], server: Server, prompts: Prompts
 ) -> None:
     expected = truth(prompts, max_tokens=LONG)
     rollouts = both(server.endpoint)
@@ -122,8 +123,8 @@ def test_how_a_response_ends(
     both: Callable[..., Any],
     truth: Callable[..., Any],
     shared_server: Server,
-    prompts: list[list[int]],
-    make_client: Callable[[str], DraftClient],
+    prompts: Prompts,
+    make_client: MakeClient,
     sampling: dict[str, Any],
 ) -> None:
     expected = truth(prompts, **{"max_tokens": 60} | sampling)
@@ -136,10 +137,7 @@ def test_how_a_response_ends(
 
 
 def test_little_room(
-    both: Callable[..., Any],
-    truth: Callable[..., Any],
-    shared_server: Server,
-    make_client: Callable[[str], DraftClient],
+    both: Callable[..., Any], truth: Callable[..., Any], shared_server: Server, make_client: MakeClient
 ) -> None:
     """Requests are preempted, prompts come in chunks, and all run into the longest context."""
     prompts = [[(5 * i + j * j) % 32 for j in range(6 + 5 * i)] for i in range(12)]
@@ -183,7 +181,7 @@ def test_how_much_the_drafter_makes(
     both: Callable[..., Any],
     truth: Callable[..., Any],
     shared_server: Server,
-    prompts: list[list[int]],
+    prompts: Prompts,
     monkeypatch: pytest.MonkeyPatch,
     tokens: str,
 ) -> None:
@@ -204,8 +202,8 @@ def test_modes_of_drafting_come_and_go(
     both: Callable[..., Any],
     truth: Callable[..., Any],
     shared_server: Server,
-    prompts: list[list[int]],
-    make_client: Callable[[str], DraftClient],
+    prompts: Prompts,
+    make_client: MakeClient,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Runs of steps in each of the four modes, of every length: output and history stay exact."""

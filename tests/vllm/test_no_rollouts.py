@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from histospec.client import DraftClient
 from tests.support.clients import texts
+from tests.support.engines import MakeClient, Prompts, StartEngine
 from tests.support.servers import Server
 
 pytestmark = [pytest.mark.vllm, pytest.mark.newest]
@@ -30,10 +30,10 @@ def sessions(shared_server: Server, namespace: str) -> Callable[[], float]:
 
 @pytest.mark.parametrize("what", OTHERS)
 def test_what_is_no_rollout_adds_nothing(
-    engine: Callable[..., Any],
+    engine: StartEngine,
     shared_server: Server,
-    make_client: Callable[[str], DraftClient],
-    prompts: list[list[int]],
+    make_client: MakeClient,
+    prompts: Prompts,
     sessions: Callable[[], float],
     what: str,
 ) -> None:
@@ -54,10 +54,10 @@ def test_what_is_no_rollout_adds_nothing(
 @pytest.mark.parametrize("option", [{"problem": "p"}, {"epoch": 3}, {"commit": True}])
 @pytest.mark.parametrize("what", ["score their prompt", "ask for one token", "prefill for another engine"])
 def test_an_option_makes_it_a_rollout(
-    engine: Callable[..., Any],
+    engine: StartEngine,
     shared_server: Server,
-    make_client: Callable[[str], DraftClient],
-    prompts: list[list[int]],
+    make_client: MakeClient,
+    prompts: Prompts,
     what: str,
     option: dict[str, Any],
 ) -> None:
@@ -69,10 +69,7 @@ def test_an_option_makes_it_a_rollout(
 
 
 def test_the_engine_that_decodes_after_a_remote_prefill_writes_rollouts(
-    engine: Callable[..., Any],
-    shared_server: Server,
-    make_client: Callable[[str], DraftClient],
-    prompts: list[list[int]],
+    engine: StartEngine, shared_server: Server, make_client: MakeClient, prompts: Prompts
 ) -> None:
     remote = {"kv_transfer_params": {"do_remote_decode": False, "do_remote_prefill": True}}
     responses = engine(shared_server.endpoint).generate(prompts, extra_args=remote)
@@ -81,10 +78,7 @@ def test_the_engine_that_decodes_after_a_remote_prefill_writes_rollouts(
 
 
 def test_the_last_token_of_an_aborted_response_is_part_of_a_rollout(
-    engine: Callable[..., Any],
-    shared_server: Server,
-    make_client: Callable[[str], DraftClient],
-    prompts: list[list[int]],
+    engine: StartEngine, shared_server: Server, make_client: MakeClient, prompts: Prompts
 ) -> None:
     rollouts = engine(shared_server.endpoint)
     prompt = prompts[0]
@@ -102,11 +96,7 @@ def test_the_last_token_of_an_aborted_response_is_part_of_a_rollout(
 
 
 def test_beam_search(
-    engine: Callable[..., Any],
-    shared_server: Server,
-    make_client: Callable[[str], DraftClient],
-    prompts: list[list[int]],
-    sessions: Callable[[], float],
+    engine: StartEngine, shared_server: Server, make_client: MakeClient, prompts: Prompts, sessions: Callable[[], float]
 ) -> None:
     from vllm.sampling_params import BeamSearchParams
 

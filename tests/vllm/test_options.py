@@ -3,13 +3,13 @@
 docs/troubleshooting.md has the table. What vLLM refuses is in test_lines.py.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from tests.support.engines import Prompts, StartEngine
 from tests.support.servers import Server
-from tests.vllm.conftest import ALPHABET
+from tests.support.tiny_policy import ALPHABET
 
 pytestmark = [pytest.mark.vllm, pytest.mark.newest]
 
@@ -24,9 +24,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-def test_output_is_that_without_drafts(
-    engine: Callable[..., Any], shared_server: Server, prompts: list[list[int]], name: str
-) -> None:
+def test_output_is_that_without_drafts(engine: StartEngine, shared_server: Server, prompts: Prompts, name: str) -> None:
     """The second visit drafts from the first; its drafts are accepted, and wrong ones are not."""
     from vllm.sampling_params import StructuredOutputsParams
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from histospec.client import DraftClient
 from histospec.client.vllm import settings
+from tests.support.engines import MakeClient, Prompts
 from tests.support.servers import Server
 
 pytestmark = pytest.mark.vllm
@@ -26,7 +26,7 @@ LIMIT = 480  # seconds; beyond the script's own, which then says where it stood
 def rollout(tiny_model: str, server: Server, namespace: str, tmp_path: Path) -> Callable[..., Any]:
     """rollout(prompts, version, speculative_config) -> what parallel_engine.py writes, as a dict."""
 
-    def run(prompts: list[list[int]], version: Any, speculative: dict[str, Any]) -> Any:
+    def run(prompts: Prompts, version: Any, speculative: dict[str, Any]) -> Any:
         environment = {
             "HISTOSPEC_ENDPOINT": server.endpoint, "HISTOSPEC_NAMESPACE": namespace, "HISTOSPEC_DEADLINE": "5",
             "HISTOSPEC_VERIFY_COST": "0.05", "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
@@ -56,10 +56,10 @@ def test_tensor_parallel(
     drafts: dict[str, Any],
     drafter: Callable[..., Any],
     method: str,
-    prompts: list[list[int]],
-    expected: list[list[list[int]]],
+    prompts: Prompts,
+    expected: list[Prompts],
     server: Server,
-    make_client: Callable[[str], DraftClient],
+    make_client: MakeClient,
 ) -> None:
     """
     1. Two workers write what one without drafts does, twice; the second time from drafts.

@@ -1,12 +1,11 @@
 """Asynchronous trainers abort requests for new weights and send prompt and partial text again: one response each."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from histospec.client import DraftClient
 from tests.support.clients import texts
+from tests.support.engines import MakeClient, Prompts, StartEngine
 from tests.support.servers import Server
 
 pytestmark = [pytest.mark.vllm, pytest.mark.newest]
@@ -31,10 +30,7 @@ def part(rollouts: Any, begun: list[list[int]], most: list[int], steps: int | No
 
 
 def test_three_parts_on_two_engines_are_one_response(
-    engine: Callable[..., Any],
-    shared_server: Server,
-    prompts: list[list[int]],
-    make_client: Callable[[str], DraftClient],
+    engine: StartEngine, shared_server: Server, prompts: Prompts, make_client: MakeClient
 ) -> None:
     """
     1. Two engines share the requests, n = 2 with equal texts; both abort, and each goes on with the other's.
@@ -71,10 +67,7 @@ def test_three_parts_on_two_engines_are_one_response(
 
 
 def test_requests_that_never_go_on_leave_nothing(
-    engine: Callable[..., Any],
-    shared_server: Server,
-    prompts: list[list[int]],
-    make_client: Callable[[str], DraftClient],
+    engine: StartEngine, shared_server: Server, prompts: Prompts, make_client: MakeClient
 ) -> None:
     rollouts = engine(shared_server.endpoint)
     received = part(rollouts, prompts, [MOST] * len(prompts), steps=3)

@@ -4,10 +4,11 @@ import importlib
 import json
 import subprocess
 import sys
-from collections.abc import Callable
 from typing import Any
 
 import pytest
+
+from tests.support.engines import StartEngine
 
 pytestmark = pytest.mark.vllm
 
@@ -86,7 +87,7 @@ def test_workers_of_other_engines_are_left_alone(said: Any) -> None:
     assert len(said["in a worker of histospec.client.vllm.HistoSpecScheduler"]) == 4
 
 
-def test_an_engine_that_drafts_has_those_of_its_workers_and_scheduler(engine: Callable[..., Any], nowhere: str) -> None:
+def test_an_engine_that_drafts_has_those_of_its_workers_and_scheduler(engine: StartEngine, nowhere: str) -> None:
     from histospec.client.vllm.patches import PATCHES
     from histospec.client.vllm.patches.replacing import is_replaced
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from histospec.client import DraftClient
 from tests.support.clients import texts
+from tests.support.engines import MakeClient, Prompts, StartEngine
 from tests.support.ports import free_port
 from tests.support.servers import Server
 
@@ -24,11 +24,7 @@ START_SECONDS = 300
 
 
 def test_the_engine_in_a_process_of_its_own(
-    engine: Callable[..., Any],
-    server: Server,
-    prompts: list[list[int]],
-    expected: list[list[list[int]]],
-    make_client: Callable[[str], DraftClient],
+    engine: StartEngine, server: Server, prompts: Prompts, expected: list[Prompts], make_client: MakeClient
 ) -> None:
     rollouts = engine(server.endpoint, in_process=False)
     assert rollouts.scheduler is None  # it is elsewhere
@@ -44,12 +40,12 @@ def test_the_engine_in_a_process_of_its_own(
 @pytest.mark.long
 @pytest.mark.parametrize("method", ["ngram", "suffix"])
 def test_drafters_without_a_model(
-    engine: Callable[..., Any],
+    engine: StartEngine,
     drafter: Callable[..., Any],
     server: Server,
     nowhere: str,
-    prompts: list[list[int]],
-    make_client: Callable[[str], DraftClient],
+    prompts: Prompts,
+    make_client: MakeClient,
     method: str,
 ) -> None:
     """In a process of their own: no other engine of vLLM's starts beside what `ngram` imports."""
@@ -117,9 +113,7 @@ def api(
 
 
 @pytest.mark.long
-def test_over_http(
-    api: Callable[..., Any], server: Server, tiny_model: str, make_client: Callable[[str], DraftClient]
-) -> None:
+def test_over_http(api: Callable[..., Any], server: Server, tiny_model: str, make_client: MakeClient) -> None:
     prompt = [1, 2, 3, 4]
     body = {"model": tiny_model, "prompt": prompt, "max_tokens": 30, "temperature": 0, "return_token_ids": True}
     options = [

@@ -1,26 +1,21 @@
 """HISTOSPEC_RECORD in a vLLM worker: the file has the engine's responses, and replays like those rollouts."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 pytest.importorskip("histospec.replay", reason="this environment has the client only")
 
 from histospec.replay import command as replay
+from tests.support.engines import Prompts, StartEngine
 from tests.support.servers import Server
 
 pytestmark = [pytest.mark.vllm, pytest.mark.newest]
 
 
 def test_a_run_with_changing_weights_records_its_rollouts(
-    engine: Callable[..., Any],
-    shared_server: Server,
-    prompts: list[list[int]],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    engine: StartEngine, shared_server: Server, prompts: Prompts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file, same = tmp_path / "rollouts.jsonl", tmp_path / "same.jsonl"
     monkeypatch.setenv("HISTOSPEC_RECORD", str(file))

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from histospec.client import DraftClient, Response
+from histospec.client import Response
 from histospec.client.rollouts import SpeculativeRollout, accept_prefix, sampling
+from tests.support.engines import MakeClient, Prompts, StartEngine
 from tests.support.servers import Server
 
 pytestmark = pytest.mark.vllm
@@ -35,9 +36,7 @@ def parameters() -> Callable[..., Any]:
 
 
 @pytest.fixture
-def speculative(
-    engine: Callable[..., Any], shared_server: Server, make_client: Callable[[str], DraftClient]
-) -> Callable[..., Any]:
+def speculative(engine: StartEngine, shared_server: Server, make_client: MakeClient) -> Callable[..., Any]:
     """speculative(lenience) -> (SpeculativeRollout on an engine with drafts, its client)."""
 
     def make(lenience: Any = 1.0, seed: Any = 0, **arguments: Any) -> Any:
@@ -80,7 +79,7 @@ def texts(rollouts: Any) -> Any:
 
 
 def test_the_same_policy_reuses_everything(
-    speculative: Callable[..., Any], prompts: list[list[int]], parameters: Callable[..., Any]
+    speculative: Callable[..., Any], prompts: Prompts, parameters: Callable[..., Any]
 ) -> None:
     rollout, _ = speculative()
     first = rollout.generate(prompts, parameters(), epoch=0, use_tqdm=False)
@@ -100,7 +99,7 @@ def test_another_policy_cuts_and_scores_as_the_paper_says(
     speculative: Callable[..., Any],
     other_policy: str,
     tiny_model: str,
-    prompts: list[list[int]],
+    prompts: Prompts,
     parameters: Callable[..., Any],
 ) -> None:
     """What is kept, and every logprob, follows from transformers' view of the two policies."""
@@ -127,9 +126,7 @@ def test_another_policy_cuts_and_scores_as_the_paper_says(
 
 
 def test_an_old_response_with_a_token_outside_the_vocabulary_is_skipped(
-    speculative: Callable[..., Any],
-    prompts: list[list[int]],
-    parameters: Callable[..., Any],
+    speculative: Callable[..., Any], prompts: Prompts, parameters: Callable[..., Any]
 ) -> None:
     rollout, client = speculative(math.inf)
     old = rollout.generate(prompts, parameters(n=1), epoch=0, use_tqdm=False)
@@ -148,7 +145,7 @@ def test_an_old_response_with_a_token_outside_the_vocabulary_is_skipped(
 
 @pytest.mark.newest
 def test_the_rejected_token_is_where_it_is_cut(
-    speculative: Callable[..., Any], prompts: list[list[int]], parameters: Callable[..., Any]
+    speculative: Callable[..., Any], prompts: Prompts, parameters: Callable[..., Any]
 ) -> None:
     rollout, client = speculative()
     old = rollout.generate(prompts, parameters(n=1), epoch=0, ingest=False, use_tqdm=False)
@@ -164,7 +161,7 @@ def test_the_rejected_token_is_where_it_is_cut(
 
 @pytest.mark.newest
 def test_infinite_lenience_generates_the_ends_alone(
-    speculative: Callable[..., Any], prompts: list[list[int]], parameters: Callable[..., Any]
+    speculative: Callable[..., Any], prompts: Prompts, parameters: Callable[..., Any]
 ) -> None:
     rollout, _ = speculative(math.inf)
     short = rollout.generate(prompts, parameters(max_tokens=LENGTH // 2), epoch=0, use_tqdm=False)
@@ -178,7 +175,7 @@ def test_infinite_lenience_generates_the_ends_alone(
 
 
 @pytest.mark.newest
-def test_stop_tokens(speculative: Callable[..., Any], prompts: list[list[int]], parameters: Callable[..., Any]) -> None:
+def test_stop_tokens(speculative: Callable[..., Any], prompts: Prompts, parameters: Callable[..., Any]) -> None:
     rollout, _ = speculative(math.inf)
     long = rollout.generate(prompts, parameters(n=1), epoch=0, use_tqdm=False)
     stop = int(long[0].tokens[7])
@@ -206,7 +203,7 @@ def test_the_end_of_the_model(speculative: Callable[..., Any], parameters: Calla
 
 @pytest.mark.newest
 def test_the_history_holds_each_rollout_once(
-    speculative: Callable[..., Any], prompts: list[list[int]], parameters: Callable[..., Any]
+    speculative: Callable[..., Any], prompts: Prompts, parameters: Callable[..., Any]
 ) -> None:
     """The adapter drafts for the ends, but what it sees is not a whole response: it commits nothing."""
     rollout, client = speculative(seed=3)
@@ -221,9 +218,7 @@ def test_the_history_holds_each_rollout_once(
 
 
 @pytest.mark.newest
-def test_drafts_for_the_ends(
-    engine: Callable[..., Any], shared_server: Server, namespace: str, prompts: list[list[int]]
-) -> None:
+def test_drafts_for_the_ends(engine: StartEngine, shared_server: Server, namespace: str, prompts: Prompts) -> None:
     """A greedy model repeats itself, so all drafts are right, if the ends are drafted from the problem's history."""
     rollouts = engine(shared_server.endpoint)
     whole = [group[0] for group in rollouts.generate(prompts)]
@@ -241,10 +236,7 @@ def test_drafts_for_the_ends(
 
 @pytest.mark.newest
 def test_a_continued_request_may_commit_the_whole(
-    engine: Callable[..., Any],
-    shared_server: Server,
-    prompts: list[list[int]],
-    make_client: Callable[[str], DraftClient],
+    engine: StartEngine, shared_server: Server, prompts: Prompts, make_client: MakeClient
 ) -> None:
     rollouts = engine(shared_server.endpoint)
     flat = [{"histospec.generated": 2, "histospec_epoch": 4}] * len(prompts)
@@ -259,10 +251,7 @@ def test_a_continued_request_may_commit_the_whole(
 
 @pytest.mark.newest
 def test_options_that_leave_no_prompt_are_ignored(
-    engine: Callable[..., Any],
-    shared_server: Server,
-    prompts: list[list[int]],
-    make_client: Callable[[str], DraftClient],
+    engine: StartEngine, shared_server: Server, prompts: Prompts, make_client: MakeClient
 ) -> None:
     rollouts = engine(shared_server.endpoint)
     written = rollouts.generate(prompts, extra_args={"histospec": {"generated": 99, "commit": "perhaps"}})
@@ -289,11 +278,7 @@ def listening() -> Iterator[list[str]]:
 
 @pytest.mark.newest
 def test_a_server_that_is_gone_costs_history_only(
-    engine: Callable[..., Any],
-    server: Server,
-    make_client: Callable[[str], DraftClient],
-    prompts: list[list[int]],
-    parameters: Callable[..., Any],
+    engine: StartEngine, server: Server, make_client: MakeClient, prompts: Prompts, parameters: Callable[..., Any]
 ) -> None:
     rollout = SpeculativeRollout(engine(server.endpoint).llm, make_client(server.endpoint), seed=0)
     rollout.generate(prompts, parameters(), epoch=0, use_tqdm=False)
@@ -314,11 +299,7 @@ def test_a_server_that_is_gone_costs_history_only(
 
 @pytest.mark.newest
 def test_siblings_differ_whatever_the_seed(
-    engine: Callable[..., Any],
-    nowhere: str,
-    make_client: Callable[[str], DraftClient],
-    prompts: list[list[int]],
-    parameters: Callable[..., Any],
+    engine: StartEngine, nowhere: str, make_client: MakeClient, prompts: Prompts, parameters: Callable[..., Any]
 ) -> None:
     """Without drafts, which use random numbers up."""
     llm, client = engine().llm, make_client(nowhere)
@@ -333,7 +314,7 @@ def test_siblings_differ_whatever_the_seed(
 
 @pytest.mark.newest
 def test_no_old_response_is_used_twice(
-    speculative: Callable[..., Any], prompts: list[list[int]], parameters: Callable[..., Any]
+    speculative: Callable[..., Any], prompts: Prompts, parameters: Callable[..., Any]
 ) -> None:
     """As verl asks: the prompts repeated, one response each. More than there were before are written anew."""
     rollout, _ = speculative(math.inf)

@@ -107,7 +107,10 @@ def test_any_draft_leaves_the_output_as_it_is(
 
 
 def test_a_sampler_that_accepts_everything_is_noticed(
-    anyhow: Callable[..., Any], prompts: list[list[int]], expected: list[list[list[int]]], monkeypatch: pytest.MonkeyPatch
+    anyhow: Callable[..., Any],
+    prompts: list[list[int]],
+    expected: list[list[list[int]]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A control of the bed: if this were not noticed, the tests above would show nothing."""
     from vllm.v1.worker.gpu.spec_decode import rejection_sampler

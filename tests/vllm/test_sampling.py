@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.support import sampling_check
+from tests.support.engines import StartEngine
 from tests.support.servers import Server
 from tests.support.told import Told
 
@@ -24,7 +25,7 @@ LIMIT = 5  # standard deviations; exact sampling exceeds it once in three millio
 
 
 def test_sampling_is_exact(
-    engine: Callable[..., Any], server: Server, tiny_model: str, monkeypatch: pytest.MonkeyPatch
+    engine: StartEngine, server: Server, tiny_model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HISTOSPEC_VERIFY_COST", "0")
     result = sampling_check.check(engine(server.endpoint, **sampling_check.ENGINE).llm, tiny_model, RESPONSES)
@@ -36,7 +37,7 @@ def test_sampling_is_exact(
 @pytest.mark.parametrize("method", ["draft_model", pytest.param("eagle", marks=pytest.mark.long)])
 @pytest.mark.parametrize("killed", [False, pytest.param(True, marks=pytest.mark.long)], ids=["", "killed"])
 def test_sampling_is_exact_with_two_drafters(
-    engine: Callable[..., Any],
+    engine: StartEngine,
     drafter: Callable[..., Any],
     server: Server,
     tiny_model: str,

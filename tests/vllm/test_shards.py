@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from histospec.client import DraftClient
 from tests.support.clients import texts
+from tests.support.engines import MakeClient, Prompts, StartEngine
 from tests.support.redis_processes import RedisCluster
 from tests.support.servers import Server, Starter
 from tests.support.waiting import eventually
@@ -32,12 +32,12 @@ def hits(namespace: str) -> Callable[[Server], float]:
 
 
 def test_every_shard_drafts_its_part(
-    engine: Callable[..., Any],
+    engine: StartEngine,
     shards: dict[str, Server],
     endpoint: str,
     hits: Callable[[Server], float],
-    prompts: list[list[int]],
-    expected: list[list[list[int]]],
+    prompts: Prompts,
+    expected: list[Prompts],
 ) -> None:
     rollouts = engine(endpoint)
     for _ in range(2):
@@ -46,7 +46,7 @@ def test_every_shard_drafts_its_part(
 
 
 def test_the_environment_of_a_worker_says_when_a_shard_leaves(
-    engine: Callable[..., Any], server: Server, monkeypatch: pytest.MonkeyPatch
+    engine: StartEngine, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HISTOSPEC_LEAVE_SECONDS", "600")
     rollouts = engine(f"discover://{server.endpoint}")
@@ -55,13 +55,13 @@ def test_the_environment_of_a_worker_says_when_a_shard_leaves(
 
 @pytest.mark.parametrize("fault", ["killed", "hanging"])
 def test_a_shard_fails_half_way(
-    engine: Callable[..., Any],
+    engine: StartEngine,
     shards: dict[str, Server],
     endpoint: str,
     hits: Callable[[Server], float],
-    prompts: list[list[int]],
-    expected: list[list[list[int]]],
-    make_client: Callable[[str], DraftClient],
+    prompts: Prompts,
+    expected: list[Prompts],
+    make_client: MakeClient,
     monkeypatch: pytest.MonkeyPatch,
     fault: str,
 ) -> None:

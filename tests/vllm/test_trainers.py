@@ -16,6 +16,7 @@ import pytest
 
 from histospec.client import DraftClient
 from tests.support.clients import texts
+from tests.support.engines import Prompts
 from tests.support.ports import free_port
 from tests.support.servers import Server
 
@@ -26,7 +27,7 @@ SCRIPT = Path(__file__).parent / "trainer_engine.py"
 
 @pytest.mark.parametrize("trainer", ["trl_colocate", "trl_server", "openrlhf", "skyrl", "prime_rl", "nemo_rl"])
 def test_the_arguments_of_a_trainer_lead_to_drafts(
-    tiny_model: str, server: Server, prompts: list[list[int]], tmp_path: Path, trainer: str
+    tiny_model: str, server: Server, prompts: Prompts, tmp_path: Path, trainer: str
 ) -> None:
     module = trainer.removesuffix("_colocate").removesuffix("_server")
     if find_spec(module) is None:

@@ -1,12 +1,12 @@
 """Without drafts an engine samples as one without speculation, at the same cost."""
 
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from histospec.client.vllm.patches import undrafted
+from tests.support.engines import Prompts, StartEngine
 from tests.support.servers import Server
 
 pytestmark = pytest.mark.vllm
@@ -41,9 +41,9 @@ def verified(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     ids=["greedy", "temperature", "cut", "penalties", "stops"],
 )
 def test_same_tokens_as_without_speculation(
-    engine: Callable[..., Any],
+    engine: StartEngine,
     shared_server: Server,
-    prompts: list[list[int]],
+    prompts: Prompts,
     monkeypatch: pytest.MonkeyPatch,
     verified: list[int],
     sampling: dict[str, int] | dict[str, float] | dict[str, int | list[int]],
@@ -57,11 +57,7 @@ def test_same_tokens_as_without_speculation(
 
 
 def test_drafts_are_verified_by_vllm(
-    engine: Callable[..., Any],
-    shared_server: Server,
-    prompts: list[list[int]],
-    expected: list[list[list[int]]],
-    verified: list[int],
+    engine: StartEngine, shared_server: Server, prompts: Prompts, expected: list[Prompts], verified: list[int]
 ) -> None:
     rollouts = engine(shared_server.endpoint)
     for _ in range(2):
@@ -71,11 +67,7 @@ def test_drafts_are_verified_by_vllm(
 
 
 def test_logprobs_are_those_without_speculation(
-    engine: Callable[..., Any],
-    shared_server: Server,
-    prompts: list[list[int]],
-    monkeypatch: pytest.MonkeyPatch,
-    verified: list[int],
+    engine: StartEngine, shared_server: Server, prompts: Prompts, monkeypatch: pytest.MonkeyPatch, verified: list[int]
 ) -> None:
     monkeypatch.setenv("HISTOSPEC_VERIFY_COST", "1")
     plain, silent = engine(), engine(shared_server.endpoint)

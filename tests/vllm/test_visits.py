@@ -1,22 +1,22 @@
 """Earlier responses become drafts; the tests count the steps of each request in the scheduler."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from tests.support.engines import Prompts, StartEngine
 from tests.support.servers import Server
 
 pytestmark = [pytest.mark.vllm, pytest.mark.newest]
 
 
-def tokens_a_step(rollouts: Any, prompts: list[list[int]], **sampling: Any) -> Any:
+def tokens_a_step(rollouts: Any, prompts: Prompts, **sampling: Any) -> Any:
     before = rollouts.verified
     responses = rollouts.generate(prompts, **sampling)
     return sum(len(r) for group in responses for r in group) / (rollouts.verified - before)
 
 
-def test_second_visit(engine: Callable[..., Any], shared_server: Server, prompts: list[list[int]]) -> None:
+def test_second_visit(engine: StartEngine, shared_server: Server, prompts: Prompts) -> None:
     rollouts = engine(shared_server.endpoint)
     first = tokens_a_step(rollouts, prompts)
     second = tokens_a_step(rollouts, prompts)
@@ -24,9 +24,7 @@ def test_second_visit(engine: Callable[..., Any], shared_server: Server, prompts
     assert second > first
 
 
-def test_second_visit_at_temperature_one(
-    engine: Callable[..., Any], shared_server: Server, prompts: list[list[int]]
-) -> None:
+def test_second_visit_at_temperature_one(engine: StartEngine, shared_server: Server, prompts: Prompts) -> None:
     """Other samples of the same policy: the drafts are sometimes right and sometimes not."""
     rollouts = engine(shared_server.endpoint)
     for _ in range(2):
@@ -36,7 +34,7 @@ def test_second_visit_at_temperature_one(
     assert 0 < accepted < drafted
 
 
-def test_near_the_end_of_the_model(engine: Callable[..., Any], shared_server: Server) -> None:
+def test_near_the_end_of_the_model(engine: StartEngine, shared_server: Server) -> None:
     """One request about to reach max_model_len takes no drafts from the others."""
     long, short = [1, 2, 3] * 70, [4, 5, 6]
     rollouts = engine(shared_server.endpoint, max_model_len=256)

@@ -4,11 +4,12 @@ The drafter of a step runs after its forward pass, so vLLM verifies its tokens i
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from histospec.client.engines.sessions import Verified
 from histospec.client.vllm.choice.chooser import ModeChooser
 from histospec.client.vllm.choice.drafts import Choice, Row, levels
 from histospec.client.vllm.choice.modes import REST, Limits
@@ -27,22 +28,6 @@ LOOKED_AT = 4  # one in 4 of the steps in which only the server drafts is looked
 FEW = 16  # steps of a request that the drafter may have missed
 HEALS = 16  # steps with the drafter after which one missed step counts no more
 NO_PROMPT = 1 << 20  # a missed prompt counts as this many steps
-
-
-class Verified(NamedTuple):
-    """What a step verified of a request's drafts.
-
-    Attributes:
-        request: the id of the request.
-        history: how many tokens of the server's draft, from its first on.
-        drafted: how many tokens of the model's draft beyond those that the server drafted, too.
-        accepted: how many of the latter were accepted.
-    """
-
-    request: str
-    history: int
-    drafted: int
-    accepted: int
 
 
 class DrafterCoverage:

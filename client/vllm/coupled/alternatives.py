@@ -11,22 +11,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from histospec.protocol.alternatives import ABSENT, HIGHEST, LEAST, LEVELS_PER_NAT, MOST, TOKENS, joined
+from histospec.client.engines.alternatives import Step
+from histospec.protocol.alternatives import ABSENT, HIGHEST, LEAST, LEVELS_PER_NAT, MOST, TOKENS
 
 if TYPE_CHECKING:  # type checkers would take minutes for torch; the scheduler's process needs none here
     Tensor = Any
 
 ATTRIBUTE = "_histospec_alternatives"
 """Of a ModelRunnerOutput: {request id: Step}, of the requests with a seed."""
-
-
-class Step(NamedTuple):
-    """The alternatives of the tokens that a request got in one step."""
-
-    counts: bytes
-    """uint8, one per token."""
-    groups: bytes
-    """As in `histospec.protocol.alternatives`."""
 
 
 class Weighed(NamedTuple):
@@ -69,33 +61,3 @@ def of(output: Any) -> Mapping[str, Step]:
     """Returns the alternatives in a ModelRunnerOutput, by request; usually none."""
     found: Mapping[str, Step] = getattr(output, ATTRIBUTE, None) or {}
     return found
-
-
-class Gathered:
-    """The alternatives of a running request, step by step."""
-
-    def __init__(self) -> None:
-        self._counts = bytearray()
-        self._groups = bytearray()
-
-    def put(self, start: int, step: Step) -> None:
-        """Adds those of the tokens from `start` on, in place of those that it has there: vLLM may discard tokens."""
-        self._cut(start)
-        self._counts.extend(bytes(start - len(self._counts)))
-        self._counts += step.counts
-        self._groups += step.groups
-
-    def packed(self, before: int, tokens: int) -> bytes | None:
-        """Returns those of a response of `tokens` tokens, of which the request did not sample the first `before`."""
-        self._cut(tokens - before)
-        if not self._groups:
-            return None
-        counts = np.zeros(tokens, np.uint8)
-        counts[before : before + len(self._counts)] = self._counts
-        return joined(counts, bytes(self._groups))
-
-    def _cut(self, tokens: int) -> None:
-        gone = self._counts[max(tokens, 0) :]
-        if size := sum(1 + 4 * count for count in gone if count):
-            del self._groups[-size:]
-        del self._counts[max(tokens, 0) :]

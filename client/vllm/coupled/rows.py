@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from histospec.client.engines.alternatives import Step
 from histospec.client.vllm.coupled import noise
-from histospec.client.vllm.coupled.alternatives import Step, Weighed, words
+from histospec.client.vllm.coupled.alternatives import Weighed, words
 from histospec.client.vllm.coupled.places import Texts
 from histospec.protocol.alternatives import groups_of
 

@@ -8,9 +8,9 @@ from hashlib import blake2b
 
 import numpy as np
 
+from histospec.client.engines.options import RequestOptions
 from histospec.client.seeds import SeedPolicy
 from histospec.client.vllm.interface import Request
-from histospec.client.vllm.options import RequestOptions
 
 GREEDY = 1e-5  # as in vLLM: lower temperatures mean greedy decoding
 REMEMBERED = 65_536  # for how many problems siblings are counted

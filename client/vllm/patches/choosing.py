@@ -1,4 +1,4 @@
-"""Lets vLLM choose its model runner V2 with HistoSpec's drafts, and schedule synchronously unless the user says otherwise.
+"""Lets vLLM choose its model runner V2 with HistoSpec's drafts, and keeps its scheduling synchronous by default.
 
 vLLM chooses V1 for a speculative method of the class `custom_class`, because its own V2 has no drafts from a scheduler.
 `runner_v2.py` adds them, so vLLM may choose as without speculation: V2 on GPUs since 0.29, unless a feature needs V1 or

@@ -10,8 +10,9 @@ import logging
 import os
 from typing import Any
 
+from histospec.client.engines.environment import enabled
 from histospec.client.vllm import logs, settings
-from histospec.client.vllm.config import AdapterConfig, enabled, samples_coupled
+from histospec.client.vllm.config import AdapterConfig, samples_coupled
 from histospec.client.vllm.patches import choosing, cpu, drafter, enabling, undrafted
 from histospec.client.vllm.patches.replacing import is_replaced, replace
 

@@ -83,7 +83,11 @@ def _copying(update_requests: Any) -> Any:
     def update(self: Any, scheduler_output: Any, *args: Any, **named: Any) -> Any:
         updated = update_requests(self, scheduler_output, *args, **named)
         if drafts := scheduler_output.scheduled_spec_decode_tokens:
-            put(self.req_states.draft_tokens, [self.req_states.req_id_to_index[each] for each in drafts], drafts.values())
+            put(
+                self.req_states.draft_tokens,
+                [self.req_states.req_id_to_index[each] for each in drafts],
+                drafts.values(),
+            )
         return updated
 
     return update

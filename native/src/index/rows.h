@@ -44,9 +44,7 @@ class Rows {
     return wide_ ? use(Wide{data_}) : use(Narrow{data_});
   }
   // Row size() exists: its lcp is 0, and its other numbers mean nothing.
-  Row operator[](std::uint32_t r) const {
-    return read([r](auto rows) { return rows[r]; });
-  }
+  Row operator[](std::uint32_t r) const { return wide_ ? Wide{data_}[r] : Narrow{data_}[r]; }
   // Prefetches row r and its neighbours.
   void prefetch(std::uint32_t r) const {
     const std::byte* const at = data_ + r * (wide_ ? kWide : kNarrow);

@@ -6,7 +6,7 @@
     histospec:1:namespaces                 sorted set: the newest epoch of each namespace
     histospec:1:generations                hash: "DROPS:RANDOM" of each namespace, see `generation`
 
-The sets are an index of the hashes: `RedisStore.complete` builds them again where they lack a hash.
+The sets are an index of the hashes: `Lists.complete` builds them again where they lack a hash.
 
 DIGEST also places the problem on a shard (`histospec.protocol.placement`).
 """

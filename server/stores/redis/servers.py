@@ -12,7 +12,7 @@ import structlog
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from histospec.server.errors import ConfigError, StoreError
+from histospec.server.errors import ConfigError, StoreError, StoreFull
 from histospec.server.stores.interface import Reader
 from histospec.server.stores.opening import Progress
 from histospec.server.stores.redis.location import Location
@@ -348,3 +348,17 @@ def comes_back(error: BaseException, url_may_change: bool) -> bool:
     if isinstance(error, redis.AuthenticationError | redis.exceptions.NoPermissionError):
         return url_may_change
     return isinstance(error, TRANSIENT)
+
+
+def is_about_its_key(error: Exception) -> bool:
+    """Returns whether the command failed because its key has another type."""
+    return isinstance(error, redis.ResponseError) and str(error).startswith("WRONGTYPE")
+
+
+def explain(error: Exception) -> StoreError:
+    """Returns the error that a caller gets."""
+    if isinstance(error, redis.exceptions.OutOfMemoryError):
+        return StoreFull(f"store: the Redis server is full ({error}); nothing of this request is kept")
+    if "No space left on device" in str(error):
+        return StoreFull(f"store: the disk of the Redis server is full ({error}); nothing of this request is kept")
+    return StoreError(f"store: {error}; nothing of this request is kept")

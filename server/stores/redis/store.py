@@ -6,64 +6,41 @@ may have lost them. What needs all problems of a namespace first looks for unlis
 chooses the name of a response's field once: after a lost answer, writing the response again changes nothing.
 """
 
-import struct
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 from itertools import chain, groupby, repeat
 from typing import Any
 
-import numpy as np
 import redis
 import structlog
 
-from histospec.server.errors import Damaged, StoreError, StoreFull
+from histospec.server.errors import StoreError
 from histospec.server.stores import records
 from histospec.server.stores.group_commit import MAX_BACKLOG, GroupCommit, Work
-from histospec.server.stores.interface import (
-    HISTORY_RESPONSES,
-    LAST_EPOCH,
-    Problem,
-    Record,
-    ResponseBatch,
-    Store,
-    StoreSize,
-    total_size,
-    within,
-)
+from histospec.server.stores.interface import HISTORY_RESPONSES, ResponseBatch, Store, StoreSize
 from histospec.server.stores.redis.keys import (
-    ABOUT,
-    BUCKETS,
     GENERATIONS,
     NAMESPACES,
-    PREFIX,
     about_of,
-    bucket_key,
     compared_size,
-    digest_in,
     digest_of,
-    drops_of,
     epoch_of,
     estimators_key,
     generation,
-    pairs,
     problem_key,
-    problem_of,
     problems_key,
     response_fields,
     response_names,
-    same,
 )
-from histospec.server.stores.redis.servers import TRANSIENT, Command, Memory, Servers
+from histospec.server.stores.redis.lists import PAGE, tidy, walk
+from histospec.server.stores.redis.reader import RedisReader
+from histospec.server.stores.redis.servers import TRANSIENT, Command, Memory, Servers, explain, is_about_its_key
 
 log = structlog.get_logger()
-Run = Callable[[Sequence[Command]], list[Any]]
-
-PAGE = 500  # problems per round trip
-READ_PAGE = 64  # responses per round trip
 
 PATIENCE = 10.0
 PAUSES = (0.05, 0.1, 0.2, 0.5)  # seconds between tries; the last one repeats
@@ -111,7 +88,7 @@ class _Append:
         return ("EVAL", PUT, 1, self.key, b"" if known else self.about, self.compared, retention, *pairs_)
 
 
-class RedisStore(Store):
+class RedisStore(RedisReader, Store):
     """See the module. `shard` names this server among those that share the store.
 
     Deletes a problem `retention` seconds after its last write; never if that is 0. Reads the newest
@@ -133,22 +110,17 @@ class RedisStore(Store):
         max_backlog: int = MAX_BACKLOG,
         patience: float = PATIENCE,
     ) -> None:
+        super().__init__(servers, history_responses, shard)
         self._retention = int(1000 * retention)  # milliseconds
-        self._servers = servers
         self._patience = patience
         self._memory = Memory(servers.memory)
         self._history_epochs = history_epochs
-        self._history_responses = history_responses
         # Only the names of all responses tell which are the oldest, so old ones are not removed with every write.
         self._slack = history_responses // 8
-        self._damage = records.DamageCount()
-        self._shard = shard.encode()
         # Only the writer's thread uses these.
         # By digest: known epochs. The problems are those whose prompts were compared.
         self._epochs: OrderedDict[bytes, set[int]] = OrderedDict()
         self._away = False
-        # The generation of each namespace when the server last looked.
-        self._generations: dict[bytes, bytes] = {}
         self._writer: GroupCommit[_Append | partial[Any]] = GroupCommit(self._write, servers.close, max_backlog)
 
     # Writing
@@ -218,7 +190,7 @@ class RedisStore(Store):
                 if isinstance(result, TRANSIENT):
                     again.append((work, result))
                 elif isinstance(result, Exception):
-                    self._writer.fail(work, result if isinstance(result, StoreError) else _explain(result))
+                    self._writer.fail(work, result if isinstance(result, StoreError) else explain(result))
                 else:
                     self._writer.settle(work, result)
             if not again:
@@ -230,7 +202,7 @@ class RedisStore(Store):
                     log.warning("the store is away; responses are refused until it is back", reason=str(reason))
                 self._away = True
                 for work in works:
-                    self._writer.fail(work, _explain(reason))
+                    self._writer.fail(work, explain(reason))
                 return
             time.sleep(pause)
         if self._away:
@@ -260,7 +232,7 @@ class RedisStore(Store):
         written = [work for work, size in zip(works, sizes, strict=True) if not isinstance(size, Exception)]
         unlisted = self._list(written)
         if any(map(is_about_its_key, unlisted.values())):
-            self._complete()  # replaces keys of another type
+            self._lists.complete()  # replaces keys of another type
             unlisted = self._list(written)
         if unlisted:
             self._servers.run([("HDEL", work.key, *work.fields) for work in written if work in unlisted])
@@ -307,7 +279,7 @@ class RedisStore(Store):
             if error := next((answer for answer in of_namespace if isinstance(answer, Exception)), None):
                 failed |= {work: error for work in works if work.namespace == namespace}
             elif of_namespace[-1] is not None:
-                self._generations.setdefault(namespace, of_namespace[-1])
+                self._generations.saw({namespace: of_namespace[-1]})
         return failed
 
     def _trim(self, sizes: dict[_Append, Any]) -> dict[bytes, set[bytes]]:
@@ -325,8 +297,7 @@ class RedisStore(Store):
         return {}
 
     def _save(self, namespace: bytes, state: bytes) -> None:
-        (held,) = self._servers.run([("HGET", GENERATIONS, namespace)])
-        if self._generations.get(namespace, held) != held:
+        if self._generations.is_replaced(namespace):
             return
         listed: Command = ("ZADD", NAMESPACES, "GT", 0, namespace)
         named: Command = ("HSETNX", GENERATIONS, namespace, generation())
@@ -359,28 +330,28 @@ class RedisStore(Store):
         return gone
 
     def _drop(self, namespace: bytes) -> int:
-        self._complete()
+        self._lists.complete()
         (listed,) = self._servers.run([("ZREM", NAMESPACES, namespace)])
         dropped = 0
-        for members, digests in self._walk(namespace, self._servers.run):
+        for members, digests in walk(namespace, self._servers.run):
             keys = [problem_key(digest) for digest in digests]
             sizes = self._servers.each([("HLEN", key) for key in keys])
             self._servers.run([("UNLINK", key) for key in keys], True)
             dropped += sum(max(0, size - 1) for size in sizes if isinstance(size, int))
-            self._tidy(members, digests, self._servers.run)
+            tidy(members, digests, self._servers.run)
         self._servers.run([("UNLINK", estimators_key(namespace))], True)
         if listed or dropped:
             self._renew(namespace, 1)
         return dropped
 
     def _rewind(self, namespace: bytes, epoch: int) -> int:
-        self._complete()
+        self._lists.complete()
         forgotten = 0
-        for members, digests in self._walk(namespace, self._servers.run):
+        for members, digests in walk(namespace, self._servers.run):
             keys = [problem_key(digest) for digest in digests]
             answers = self._servers.each([("HKEYS", key) for key in keys])
             names = [response_names(answer) if isinstance(answer, list) else [] for answer in answers]
-            self._tidy(members, [d for d, some in zip(digests, answers, strict=True) if some == []], self._servers.run)
+            tidy(members, [d for d, some in zip(digests, answers, strict=True) if some == []], self._servers.run)
             newer = [[name for name in some if epoch_of(name) > epoch] for some in names]
             deletions: list[Command] = [("HDEL", key, *old) for key, old in zip(keys, newer, strict=True) if old]
             if deletions:
@@ -391,235 +362,16 @@ class RedisStore(Store):
         return forgotten
 
     def _renew(self, namespace: bytes, drops: int) -> None:
-        """Begins a new generation of a namespace, so that other shards forget what they know of it."""
         self._epochs.clear()
-        (held,) = self._servers.run([("HGET", GENERATIONS, namespace)])
-        self._generations[namespace] = new = generation(drops_of(held) + drops)
-        self._servers.run([("HSET", GENERATIONS, namespace, new)], True)
+        self._generations.renew(namespace, drops)
 
     def replaced(self) -> dict[str, bool]:
         """See Store."""
-        known = dict(self._generations)  # a write may add one meanwhile
-        (answer,) = self._read([("HGETALL", GENERATIONS)])
-        held = pairs(answer)
-        found = {}
-        for namespace, before in known.items():
-            now = held.get(namespace)
-            if now == before or self._generations.get(namespace) != before:
-                continue
-            found[namespace.decode()] = drops_of(now) > drops_of(before)
-            if now is None:
-                del self._generations[namespace]
-            else:
-                self._generations[namespace] = now
-        for namespace, now in held.items():
-            self._generations.setdefault(namespace, now)
-        return found
-
-    def complete(self) -> None:
-        """See Store. Lists problems whose list has lost them, for example because Redis evicted it."""
-        try:
-            try:
-                self._complete()
-            except TRANSIENT:  # a connection that idled too long, or a server that moved
-                self._complete()
-        except redis.RedisError as error:
-            raise _explain(error) from error
-
-    def _complete(self) -> None:
-        types = (NAMESPACES, b"zset"), (GENERATIONS, b"hash")
-        self._replace_others([(key, kind) for key, kind in types])
-        (answer,) = self._servers.run([("ZRANGE", NAMESPACES, 0, -1)])
-        listed = [np.empty(0, np.uint64)]
-        for namespace in answer:
-            lists = [bucket_key(namespace, bucket) for bucket in range(BUCKETS)]
-            found = self._servers.each([("SMEMBERS", key) for key in lists])
-            wrong = [(key, b"set") for key, some in zip(lists, found, strict=True) if isinstance(some, Exception)]
-            if wrong:
-                self._replace_others(wrong)
-                found = self._servers.run([("SMEMBERS", key) for key in lists])
-            listed.append(_numbers(digest for some in found for digest in some))
-        known = np.sort(np.concatenate(listed))
-        relisted = 0
-        for keys in self._servers.keys(PREFIX + b"problem:*"):
-            digests = []
-            for key in keys:
-                with suppress(ValueError):
-                    digests.append(digest_in(key))
-            mine = _numbers(digests)
-            there = np.searchsorted(known, mine, "right") > np.searchsorted(known, mine)
-            relisted += self._relist([digest for digest, listed_ in zip(digests, there, strict=True) if not listed_])
-        if relisted:
-            log.warning("Redis lost entries of its lists; they were made again", problems=relisted)
-
-    def _replace_others(self, kinds: Sequence[tuple[bytes, bytes]]) -> None:
-        """Deletes keys of another type than these: nothing of ours can be in them."""
-        types = self._servers.run([("TYPE", key) for key, _ in kinds])
-        wrong = [key for (key, kind), held in zip(kinds, types, strict=True) if held not in (kind, b"none")]
-        if wrong:
-            log.error("another program has written to keys of the store; they are replaced", keys=wrong[:3])
-            self._servers.run([("UNLINK", key) for key in wrong])
-
-    def _relist(self, digests: Sequence[bytes]) -> int:
-        """Lists those of these problems that exist. Returns how many."""
-        count = 0
-        for start in range(0, len(digests), READ_PAGE):
-            some = digests[start : start + READ_PAGE]
-            keys = [problem_key(digest) for digest in some]
-            abouts = self._servers.each([("HGET", key, ABOUT) for key in keys])
-            names = self._servers.each([("HKEYS", key) for key in keys])
-            if wrong := [key for key, about in zip(keys, abouts, strict=True) if isinstance(about, Exception)]:
-                self._replace_others([(key, b"hash") for key in wrong])
-            for digest, key, about, held in zip(some, keys, abouts, names, strict=True):
-                problem = self._problem(key, about)
-                if problem is None or isinstance(held, Exception):
-                    continue
-                namespace = problem.namespace.encode()
-                members = problems_key(namespace, digest)
-                self._servers.run([("SADD", members, digest)], True)
-                epoch = max(map(epoch_of, response_names(held)), default=0)
-                (there,) = self._servers.run([("EXISTS", key)])
-                if there:
-                    self._servers.run([("ZADD", NAMESPACES, "GT", epoch, namespace)], True)
-                    count += 1
-                else:  # dropped meanwhile
-                    self._servers.run([("SREM", members, digest)])
-        return count
-
-    def _walk(self, namespace: bytes, run: Run) -> Iterator[tuple[bytes, list[bytes]]]:
-        """Yields pages of a namespace's problems: the key of a set that lists them, and some of its digests."""
-        for bucket in range(BUCKETS):
-            members = bucket_key(namespace, bucket)
-            (answer,) = run([("SMEMBERS", members)])
-            digests = sorted(answer)
-            for start in range(0, len(digests), PAGE):
-                yield members, digests[start : start + PAGE]
-
-    def _tidy(self, members: bytes, forgotten: Sequence[bytes], run: Run) -> None:
-        """Removes problems that Redis has deleted from their list; a concurrent write lists its problem again."""
-        if not forgotten:
-            return
-        run([("SREM", members, *forgotten)])
-        there = run([("EXISTS", problem_key(digest)) for digest in forgotten])
-        if back := [digest for digest, exists in zip(forgotten, there, strict=True) if exists]:
-            run([("SADD", members, *back)])
-
-    # Reading
-
-    def history(self, problem: Problem, limit: int = 0, max_bytes: int | None = None) -> list[Record]:
-        """See Reader."""
-        key = problem_key(digest_of(problem))
-        about, names = self._read([("HGET", key, ABOUT), ("HKEYS", key)], each=True)
-        if (held := self._problem(key, about)) is None or not same(held, problem):
-            return []
-        return self._records(key, names, limit, max_bytes)
-
-    def _records(
-        self, key: bytes, names: Sequence[bytes], limit: int = 0, max_bytes: int | None = None
-    ) -> list[Record]:
-        """Returns the newest responses of a problem, oldest first, without damaged ones."""
-        newest = response_names(names)[-min(limit or self._history_responses, self._history_responses) :]
-        found: list[Record] = []
-        size = 0
-        for end in range(len(newest), 0, -READ_PAGE):
-            page = newest[max(0, end - READ_PAGE) : end]
-            (answers,) = self._read([("HMGET", key, *page)])
-            records = [self._unpacked(key, name, data) for name, data in zip(page, answers, strict=True)]
-            intact = [record for record in records if record is not None]
-            size += total_size(intact)
-            if max_bytes is not None:
-                within(max_bytes, size)
-            found[:0] = intact
-        return found
-
-    def _unpacked(self, key: bytes, name: bytes, data: bytes | None) -> Record | None:
-        """Returns a record; None if it was removed meanwhile or is damaged."""
-        if data is None:
-            return None
-        try:
-            return records.unpack(data)
-        except Damaged as error:
-            self._damage.found((key, name), str(error))
-            return None
-
-    @property
-    def damaged_responses(self) -> int:
-        """See Reader."""
-        return self._damage.responses
-
-    def newest_epochs(self) -> dict[str, int]:
-        """See Reader."""
-        answer, generations = self._read([("ZRANGE", NAMESPACES, 0, -1, "WITHSCORES"), ("HGETALL", GENERATIONS)])
-        for namespace, held in pairs(generations).items():
-            self._generations.setdefault(namespace, held)
-        found = zip(answer[::2], answer[1::2], strict=True) if answer and isinstance(answer[0], bytes) else answer
-        return {name.decode(): min(int(float(score)), LAST_EPOCH) for name, score in found}
-
-    def estimator(self, namespace: str) -> bytes | None:
-        """See Reader. If this shard has saved none, returns that of another shard."""
-        (answer,) = self._read([("HGETALL", estimators_key(namespace.encode()))])
-        states = pairs(answer)
-        return states.get(self._shard, next(iter(states.values()), None))
-
-    def problems(self, namespace: str) -> Iterator[tuple[Problem, list[Record]]]:
-        """See Reader."""
-        for members, digests in self._walk(namespace.encode(), self._read):
-            forgotten = []
-            keys = [problem_key(digest) for digest in digests]
-            abouts = self._read([("HGET", key, ABOUT) for key in keys], each=True)
-            for digest, key, about in zip(digests, keys, abouts, strict=True):
-                if about is None:
-                    forgotten.append(digest)
-                if (problem := self._problem(key, about)) is None:
-                    continue
-                (names,) = self._read([("HKEYS", key)])
-                if found := self._records(key, names):
-                    yield problem, found
-            self._tidy(members, forgotten, self._read)
-
-    def _problem(self, key: bytes, about: Any) -> Problem | None:
-        """Returns the problem of a hash; None if Redis has none there, or something else."""
-        if about is None:
-            return None
-        try:
-            if isinstance(about, redis.ResponseError):
-                raise about
-            return problem_of(about)
-        except (redis.ResponseError, struct.error, UnicodeDecodeError) as error:
-            self._damage.found((key, b""), f"{key.decode()} in Redis is not a problem: {error}")
-            return None
-
-    def _read(self, commands: Sequence[Command], each: bool = False) -> list[Any]:
-        """Returns the answers; with `each`, an error about the contents of one key is its answer."""
-        answers: list[Any] = []
-        for _ in range(2):  # a connection may have idled too long, or a server moved
-            answers = self._tried(commands)
-            if not any(isinstance(answer, TRANSIENT) for answer in answers):
-                break
-        for answer in answers:
-            if isinstance(answer, Exception) and not (each and is_about_its_key(answer)):
-                raise _explain(answer) from answer
-        return answers
-
-    def _tried(self, commands: Sequence[Command]) -> list[Any]:
-        try:
-            return self._servers.each(commands)
-        except redis.RedisError as error:
-            return [error]
+        return self._generations.replaced(self._read)
 
     def close(self) -> None:
         """See Store."""
         self._writer.close()
-
-
-def _numbers(digests: Iterable[bytes]) -> Any:
-    """Returns the first halves of digests as an array: a namespace may have millions."""
-    return np.frombuffer(b"".join(digests), np.uint64)[::2]
-
-
-def is_about_its_key(error: Exception) -> bool:
-    """Returns whether the command failed because its key has another type."""
-    return isinstance(error, redis.ResponseError) and str(error).startswith("WRONGTYPE")
 
 
 def _refusal(key: bytes, answer: Any) -> StoreError | None:
@@ -632,11 +384,3 @@ def _refusal(key: bytes, answer: Any) -> StoreError | None:
             "request is kept"
         )
     return None
-
-
-def _explain(error: Exception) -> StoreError:
-    if isinstance(error, redis.exceptions.OutOfMemoryError):
-        return StoreFull(f"store: the Redis server is full ({error}); nothing of this request is kept")
-    if "No space left on device" in str(error):
-        return StoreFull(f"store: the disk of the Redis server is full ({error}); nothing of this request is kept")
-    return StoreError(f"store: {error}; nothing of this request is kept")

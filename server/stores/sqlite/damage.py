@@ -144,19 +144,13 @@ def replace(path: Path, disk: int | None, reason: str, cut: bool = False) -> Sal
     """
     log.error("the store is damaged; what can be read goes to a new file", file=str(path), reason=reason)
     _, salvaged = _stages(path)
-    aside = path.with_name(f"{path.name}.damaged-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}")
-    number = 0
-    while aside.exists():
-        number += 1
-        aside = aside.with_name(f"{aside.name.partition('_')[0]}_{number}")
+    aside = _aside(path)
     try:
         result = salvage(path, salvaged, disk)
         if cut and not result.lost:
             result = result._replace(lost=1, exact=False)
         if result.lost:
-            note = aside.with_name(f"{aside.name}{LOST}")
-            private.create(note)
-            note.write_text(f"{result.lost}\n")
+            _note(aside, result.lost)
         for old, new in zip(besides(path)[:2], besides(aside)[:2], strict=True):
             with suppress(FileNotFoundError):
                 old.rename(new)
@@ -175,6 +169,32 @@ def replace(path: Path, disk: int | None, reason: str, cut: bool = False) -> Sal
         disk_full=result.full,
     )
     return result
+
+
+def _aside(path: Path) -> Path:
+    """Returns a name for the damaged file that is not in use."""
+    aside = path.with_name(f"{path.name}.damaged-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}")
+    number = 0
+    while aside.exists() or _note_of(aside).exists():
+        number += 1
+        aside = aside.with_name(f"{aside.name.partition('_')[0]}_{number}")
+    return aside
+
+
+def _note_of(aside: Path) -> Path:
+    return aside.with_name(f"{aside.name}{LOST}")
+
+
+def _note(aside: Path, lost: int) -> None:
+    note = _note_of(aside)
+    private.create(note)
+    note.write_text(f"{lost}\n")
+
+
+def note_loss(path: Path) -> None:
+    """Notes that at least one response is lost, for later runs: SQLite forgets that its log was damaged."""
+    with suppress(OSError):
+        _note(_aside(path), 1)
 
 
 def lost_before(path: Path) -> int:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from histospec.server.errors import ConfigError
 from histospec.server.security import private
-from histospec.server.stores.sqlite.file import besides
+from histospec.server.stores.sqlite.file import NO_SALT, LogState, besides
 
 DAMAGE = (sqlite3.DatabaseError, UnicodeDecodeError)
 """Errors of reading a damaged file; their texts may quote bytes of the file."""
@@ -18,6 +18,7 @@ AGAIN_SECONDS = 0.01  # between interrupts: SQLite ignores one that comes before
 APPLICATION_ID = 0x48495354  # "HIST"
 _MAGIC = b"SQLite format 3\0"  # its first bytes
 _ID_AT = 68  # where a SQLite file has its application id
+UNUSABLE = "give another directory, or move the file away if it was a store"
 VERSION = 1
 """The version of the schema. A change of the schema takes the next number."""
 
@@ -140,7 +141,7 @@ def version_of(connection: sqlite3.Connection, path: Path) -> int:
     if application == 0 and connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0:
         return 0
     if application != APPLICATION_ID:
-        raise ConfigError(f"--data-dir: {path} is another program's database; give another directory")
+        raise ConfigError(f"--data-dir: {path} is another program's database; {UNUSABLE}")
     return version
 
 
@@ -188,7 +189,7 @@ def usable(path: Path) -> Iterator[None]:
             raise
         if "full" in str(error):
             raise ConfigError(f"--data-dir: {path} cannot be opened: {error}; free some space") from None
-        raise ConfigError(f"--data-dir: {path} cannot be used as a store ({error}); give another directory") from None
+        raise ConfigError(f"--data-dir: {path} cannot be used as a store ({error}); {UNUSABLE}") from None
 
 
 def is_damage(error: BaseException) -> bool:
@@ -210,6 +211,26 @@ def is_ours(path: Path) -> bool:
             return head[: len(_MAGIC)] == _MAGIC[: len(head)]
         return head[_ID_AT:] == APPLICATION_ID.to_bytes(4, "big")
     return False
+
+
+def damaged_log(path: Path) -> str:
+    """Returns that the write-ahead log of a stopped server lacks committed data; empty if it does not.
+
+    The server syncs the log before it notes the commit in the index, so the index is never ahead of a whole log. SQLite
+    reads a log up to its first damaged frame, and reports no error.
+    """
+    _, log, index = besides(path)
+    with suppress(OSError, *DAMAGE), index.open("rb") as file:
+        noted = LogState.of(file.fileno())
+        size, whole = log.stat().st_size if log.exists() else 0, noted.end(noted.frames)
+        if size < whole:
+            return f"malformed: {log} was cut to {size} bytes, of {whole}"
+        with closing(connect_to_read(path)) as reader:
+            reader.execute("PRAGMA schema_version").fetchone()  # the first connection makes the index again
+            found = LogState.of(file.fileno())
+        if found.frames < noted.frames and found.salt in (noted.salt, NO_SALT):
+            return f"malformed: {log} can be read up to frame {found.frames}, of {noted.frames}"
+    return ""
 
 
 def free_bytes(connection: sqlite3.Connection) -> int:

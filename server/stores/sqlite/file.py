@@ -21,7 +21,8 @@ OURS = ("lock", "histospec.sqlite*")  # the names of all files that the server c
 DATABASE_HEADER = struct.Struct(">16xH10xI")  # size of a page, number of pages
 LOG_HEADER = struct.Struct("32x")
 FRAME_HEADER = struct.Struct("24x")  # before each page in the log
-INDEX_HEADER = struct.Struct("=12x?xHI")  # whether it is complete, size of a page, frames of the log
+INDEX_HEADER = struct.Struct("=12x?xHI12x8s8x")  # whether it is complete, size of a page, frames and salt of the log
+NO_SALT = bytes(8)  # of a log without a readable header
 COARSE_SECONDS = 2.0  # a file system may give two changes within this time the same timestamp
 
 
@@ -79,6 +80,8 @@ class LogState(NamedTuple):
     """Frames up to the last commit."""
     frame: int
     """Bytes of a frame."""
+    salt: bytes
+    """Changes when SQLite begins the log anew."""
 
     def end(self, frames: int) -> int:
         """Returns how many bytes the log has with so many frames; 0 without one."""
@@ -87,26 +90,12 @@ class LogState(NamedTuple):
     @classmethod
     def of(cls, index: int) -> "LogState":
         """Reads it from an open file, of which SQLite may just write a new version."""
-        head = os.pread(index, INDEX_HEADER.size, 0)
-        if len(head) < INDEX_HEADER.size:
-            return cls(0, 0)
-        initialized, page, frames = INDEX_HEADER.unpack(head)
+        head, copy = os.pread(index, INDEX_HEADER.size, 0), os.pread(index, INDEX_HEADER.size, INDEX_HEADER.size)
+        if len(head) < INDEX_HEADER.size or head != copy:
+            return cls(0, 0, NO_SALT)
+        initialized, page, frames, salt = INDEX_HEADER.unpack(head)
         size = 1 << 16 if page == 1 else page
-        return cls(frames if initialized else 0, FRAME_HEADER.size + size)
-
-
-def cut_log(path: Path) -> str:
-    """Returns that the write-ahead log of a stopped server lacks committed data; empty if it does not.
-
-    The server syncs the log before it notes the commit in the index, so the index is never ahead of a whole log.
-    """
-    _, log, index = besides(path)
-    with suppress(OSError), index.open("rb") as file:
-        state = LogState.of(file.fileno())
-        size = log.stat().st_size if log.exists() else 0
-        if size < state.end(state.frames):
-            return f"malformed: {log} was cut to {size} bytes, of {state.end(state.frames)}"
-    return ""
+        return cls(frames if initialized else 0, FRAME_HEADER.size + size, salt)
 
 
 class Files:

@@ -14,16 +14,17 @@ import structlog
 from histospec.server.errors import Damaged, StoreError
 from histospec.server.stores.interface import Problem, Reader, Record, within
 from histospec.server.stores.records import COLUMNS, DamageCount, from_row
-from histospec.server.stores.sqlite.damage import lost_before, salvage, structural_damage
+from histospec.server.stores.sqlite.damage import lost_before, note_loss, salvage, structural_damage
 from histospec.server.stores.sqlite.database import (
     DAMAGE,
     Readers,
     connect_to_read,
+    damaged_log,
     digest_of,
     is_damage,
     open_existing,
 )
-from histospec.server.stores.sqlite.file import FILE_NAME, cut_log
+from histospec.server.stores.sqlite.file import FILE_NAME
 
 PAGE = 500  # prompts per query
 ROWS = 256  # responses per query
@@ -231,7 +232,7 @@ class SQLiteSnapshot(SQLiteReader):
 
     def __init__(self, directory: Path, history_responses: int = 0) -> None:
         path = directory / FILE_NAME
-        cut = cut_log(path)
+        lost = damaged_log(path)
         self._copy: TemporaryDirectory[str] | None = None
         try:
             connection = open_existing(path)
@@ -243,9 +244,10 @@ class SQLiteSnapshot(SQLiteReader):
             damaged = True
         super().__init__(Readers([connection]), path, history_responses)
         self._damage.lost(lost_before(path))
-        if cut:
-            log.error("the store is damaged", reason=cut)
+        if lost:
+            log.error("the store is damaged", reason=lost)
             self._damage.lost(1)  # how many is unknown
+            note_loss(path)
         if damaged and not self._salvage():
             raise StoreError(f"store: {path} is damaged, and none of it can be read")
 

@@ -20,18 +20,26 @@ from histospec.server.arguments import shown
 from histospec.server.errors import StoreError, StoreFull
 from histospec.server.stores.group_commit import GROUP_BYTES, MAX_BACKLOG, GroupCommit, Work
 from histospec.server.stores.interface import HISTORY_RESPONSES, Problem, ResponseBatch, Store, StoreSize
-from histospec.server.stores.sqlite.damage import StructureCheck, lost_before, replace, resume, structural_damage
+from histospec.server.stores.sqlite.damage import (
+    StructureCheck,
+    lost_before,
+    note_loss,
+    replace,
+    resume,
+    structural_damage,
+)
 from histospec.server.stores.sqlite.database import (
     DAMAGE,
     Readers,
     connect,
     connect_to_read,
+    damaged_log,
     free_bytes,
     is_damage,
     open_store_file,
     recover,
 )
-from histospec.server.stores.sqlite.file import FILE_NAME, Files, Lock, cut_log, volume_space, written_bytes
+from histospec.server.stores.sqlite.file import FILE_NAME, Files, Lock, besides, volume_space, written_bytes
 from histospec.server.stores.sqlite.reader import SQLiteReader
 from histospec.server.stores.sqlite.retention import Retention
 from histospec.server.stores.sqlite.writes import Again, Appender, Slice, Write, depart, departures, work_off
@@ -75,8 +83,11 @@ class SQLiteStore(SQLiteReader, Store):
         path = directory / FILE_NAME
         try:
             resume(path)
-            if cut := cut_log(path):
-                replace(path, disk, cut, cut=True)
+            if not path.exists() and besides(path)[1].exists():
+                log.error("the store is gone; its write-ahead log is left", file=str(path))
+                note_loss(path)
+            elif lost := damaged_log(path):
+                replace(path, disk, lost, cut=True)
             try:
                 connection = open_store_file(path, disk)
             except DAMAGE as error:

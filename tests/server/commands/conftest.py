@@ -8,6 +8,8 @@ import pytest
 from histospec.server import cli
 from tests.support.contents import fill, on_disk
 
+Run = Callable[..., tuple[int, str]]
+
 
 @pytest.fixture(autouse=True)
 def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -16,7 +18,7 @@ def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str]]:
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
     """run(word, ...) returns the exit status and the output."""
 
     def run(*words: object) -> tuple[int, str]:

@@ -4,11 +4,11 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tests.server.commands.conftest import Run
 from tests.support.batches import put
 from tests.support.contents import on_disk, restorable, tokens
 from tests.support.exports import export, problems
@@ -17,7 +17,7 @@ from tests.support.wires import Connector
 
 
 def test_restored_responses_obey_the_window(
-    run: Callable[..., tuple[int, str]], tmp_path: Path, start_server: Starter, connect: Connector
+    run: Run, tmp_path: Path, start_server: Starter, connect: Connector
 ) -> None:
     store = on_disk(tmp_path)
     for epoch in range(8):
@@ -56,9 +56,7 @@ GOOD = {"namespace": "run", "prompt": [1], "responses": [{"epoch": 0, "tokens": 
         ({**GOOD, "responses": [{"epoch": 0, "tokens": [-1]}]}, "responses[0].tokens[0]: -1 is below the limit 0"),
     ],
 )
-def test_a_file_with_something_wrong_changes_nothing(
-    run: Callable[..., tuple[int, str]], tmp_path: Path, line: str, complaint: str
-) -> None:
+def test_a_file_with_something_wrong_changes_nothing(run: Run, tmp_path: Path, line: str, complaint: str) -> None:
     file = tmp_path / "bad.jsonl"
     file.write_text("\n".join(json.dumps(some) for some in (GOOD, line)))
     code, text = run("restore", file, "--to", "127.0.0.1:1")  # checked before the service is reached
@@ -67,9 +65,7 @@ def test_a_file_with_something_wrong_changes_nothing(
     assert text.count("\n") == 1
 
 
-def test_a_file_that_cannot_be_read_and_a_missing_service_are_said(
-    run: Callable[..., tuple[int, str]], tmp_path: Path
-) -> None:
+def test_a_file_that_cannot_be_read_and_a_missing_service_are_said(run: Run, tmp_path: Path) -> None:
     code, text = run("restore", tmp_path / "nothing.jsonl", "--to", "127.0.0.1:1")
     assert (code, "no such file or directory; give a readable file" in text) == (2, True)
     code, text = run("restore", tmp_path / "nothing.jsonl")
@@ -79,7 +75,7 @@ def test_a_file_that_cannot_be_read_and_a_missing_service_are_said(
 @pytest.mark.parametrize("zipped", [False, True])
 @pytest.mark.parametrize("how", ["restore -", "restore /dev/stdin", "restore <(cat)", "restore fifo"])
 def test_a_restore_reads_a_pipe_once(
-    run: Callable[..., tuple[int, str]], data: Path, tmp_path: Path, server: Server, zipped: bool, how: str
+    run: Run, data: Path, tmp_path: Path, server: Server, zipped: bool, how: str
 ) -> None:
     file = tmp_path / ("all.jsonl.gz" if zipped else "all.jsonl")
     run("snapshot", file, "--data-dir", data)

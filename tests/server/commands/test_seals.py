@@ -3,7 +3,6 @@
 import io
 import json
 import random
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,6 +10,7 @@ import pytest
 from histospec.replay.recordings import RecordingError, read
 from histospec.server.commands.lines import Stored, decoded, encoded
 from histospec.server.stores.interface import Problem, Record
+from tests.server.commands.conftest import Run
 from tests.support.contents import fill, on_disk, tokens
 
 
@@ -66,9 +66,7 @@ def test_replay_reads_a_sealed_file() -> None:
     assert len(list(read(io.BytesIO(snapshot())))) == 12
 
 
-def test_a_cut_snapshot_is_refused_before_anything_is_restored(
-    run: Callable[..., tuple[int, str]], tmp_path: Path
-) -> None:
+def test_a_cut_snapshot_is_refused_before_anything_is_restored(run: Run, tmp_path: Path) -> None:
     store = on_disk(tmp_path)
     fill(store)
     store.close()

@@ -4,7 +4,6 @@ import gzip
 import json
 import signal
 from collections import Counter
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from histospec.server.commands.shards import ShardsError
 from histospec.server.commands.snapshot import Exported
 from histospec.server.stores.interface import Problem, ResponseBatch
 from histospec.v1 import draft_pb2 as pb
+from tests.server.commands.conftest import Run
 from tests.support import children
 from tests.support.batches import batch
 from tests.support.contents import BATCHES, STATE, content, large, on_disk, restorable, tokens
@@ -27,8 +27,6 @@ from tests.support.redis_processes import RedisProcess
 from tests.support.servers import Server, Starter
 from tests.support.waiting import eventually
 from tests.support.wires import Connector
-
-Run = Callable[..., tuple[int, str]]
 
 
 def listed(servers: list[Server]) -> str:

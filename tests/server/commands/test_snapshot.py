@@ -7,7 +7,6 @@ import signal
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +14,7 @@ import pytest
 
 from histospec.server.stores.sqlite.file import FILE_NAME
 from histospec.v1 import draft_pb2 as pb
+from tests.server.commands.conftest import Run
 from tests.support import children
 from tests.support.batches import put
 from tests.support.children import Child
@@ -26,7 +26,7 @@ from tests.support.wires import Connector, Stream, Wire
 
 
 def test_a_store_goes_to_a_file_to_another_kind_of_store_and_back(
-    run: Callable[..., tuple[int, str]],
+    run: Run,
     data: Path,
     tmp_path: Path,
     redis_server: RedisProcess,
@@ -78,9 +78,7 @@ def test_a_snapshot_may_go_to_the_standard_output(data: Path) -> None:
     assert lines[3]["responses"][1] == {"epoch": 1, "tokens": [8, 9], "seed": 0}
 
 
-def test_a_store_of_another_version_is_not_read(
-    run: Callable[..., tuple[int, str]], data: Path, tmp_path: Path
-) -> None:
+def test_a_store_of_another_version_is_not_read(run: Run, data: Path, tmp_path: Path) -> None:
     with sqlite3.connect(data / FILE_NAME) as connection:
         connection.execute("PRAGMA user_version = 2")
     code, text = run("snapshot", tmp_path / "all.jsonl", "--data-dir", data)
@@ -88,9 +86,7 @@ def test_a_store_of_another_version_is_not_read(
     assert "was written by another version of HistoSpec (schema 2, this server needs 1); take a snapshot" in text
 
 
-def test_namespaces_are_chosen_by_a_pattern(
-    run: Callable[..., tuple[int, str]], data: Path, tmp_path: Path, server: Server
-) -> None:
+def test_namespaces_are_chosen_by_a_pattern(run: Run, data: Path, tmp_path: Path, server: Server) -> None:
     file = tmp_path / "some.jsonl"
     assert "1 problems, 1 responses, 1 tokens" in run("snapshot", file, "--data-dir", data, "--namespace", "oth*")[1]
     run("snapshot", file, "--data-dir", data)
@@ -102,7 +98,7 @@ def test_namespaces_are_chosen_by_a_pattern(
 
 
 def test_the_environment_and_a_servers_file_say_which_store(
-    run: Callable[..., tuple[int, str]], data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Run, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "serve.toml").write_text(f'data-dir = "{data}"\nmemory = "1GiB"\n')
     file = tmp_path / "all.jsonl"
@@ -152,7 +148,7 @@ def test_a_snapshot_that_is_interrupted_leaves_nothing(tmp_path: Path, number: i
 
 
 def test_a_snapshot_of_a_running_server_drafts_where_it_is_restored(
-    run: Callable[..., tuple[int, str]],
+    run: Run,
     server: Server,
     wire: Wire,
     start_server: Starter,

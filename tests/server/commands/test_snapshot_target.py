@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from histospec.server.commands.snapshot_target import DATED, dated_name
+from tests.server.commands.conftest import Run
 from tests.support.children import Child
 from tests.support.contents import large, on_disk, restorable
 from tests.support.object_store import ObjectStore, environment
@@ -19,11 +20,12 @@ OLD = [f"2026-01-0{day}T02-00-00Z.jsonl.gz" for day in (1, 2, 3)]
 NOWHERE = "127.0.0.1:1"  # the snapshot is read before the service is reached
 OTHERS = ["notes.txt", "2026-01-01T02-00-00Z.jsonl.gz.bak", "run.jsonl.gz"]
 
+Place = tuple[str, Callable[[], list[str]]]
+"""Where snapshots go, and a function that lists them."""
+
 
 @pytest.fixture(params=["folder", "bucket"])
-def place(
-    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> tuple[str, Callable[[], list[str]]]:
+def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
     """Returns a place with some older snapshots and other files, and a function that lists all names."""
     prefix = tmp_path.name
     if request.param == "bucket":
@@ -41,7 +43,7 @@ def place(
 
 
 def test_a_snapshot_is_named_by_its_time_and_old_ones_are_removed_once_it_is_there(
-    run: Callable[..., tuple[int, str]], data: Path, place: tuple[str, Callable[[], list[str]]], tmp_path: Path,
+    run: Run, data: Path, place: Place, tmp_path: Path,
     server: Server,
 ) -> None:  # fmt: skip
     where, names = place
@@ -65,9 +67,7 @@ def test_a_snapshot_is_named_by_its_time_and_old_ones_are_removed_once_it_is_the
     copy.close()
 
 
-def test_nothing_is_removed_when_nothing_was_written(
-    run: Callable[..., tuple[int, str]], place: tuple[str, Callable[[], list[str]]], tmp_path: Path
-) -> None:
+def test_nothing_is_removed_when_nothing_was_written(run: Run, place: Place, tmp_path: Path) -> None:
     """A service that lost its volumes, or is unreachable, must not displace older snapshots."""
     where, names = place
     on_disk(tmp_path, "empty").close()
@@ -78,9 +78,7 @@ def test_nothing_is_removed_when_nothing_was_written(
     assert names() == sorted([*OLD, *OTHERS])
 
 
-def test_a_restore_of_nothing_says_so(
-    run: Callable[..., tuple[int, str]], place: tuple[str, Callable[[], list[str]]], tmp_path: Path
-) -> None:
+def test_a_restore_of_nothing_says_so(run: Run, place: Place, tmp_path: Path) -> None:
     where, _ = place
     (tmp_path / "none").mkdir()
     nothing = f"{where}/none" if "://" in where else f"{tmp_path / 'none'}"
@@ -93,7 +91,7 @@ def test_a_restore_of_nothing_says_so(
 
 
 def test_one_object_may_be_named(
-    run: Callable[..., tuple[int, str]], data: Path, object_store: ObjectStore, tmp_path: Path,
+    run: Run, data: Path, object_store: ObjectStore, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch, start_server: Starter,
 ) -> None:  # fmt: skip
     for name, value in object_store.environment.items():
@@ -110,7 +108,7 @@ def test_one_object_may_be_named(
 
 
 def test_what_cannot_be_reached_is_said_in_one_sentence(
-    run: Callable[..., tuple[int, str]], data: Path, object_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+    run: Run, data: Path, object_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in object_store.environment.items():
         monkeypatch.setenv(name, value)
@@ -134,7 +132,7 @@ def test_what_cannot_be_reached_is_said_in_one_sentence(
         (("snapshot", ".", "--keep", "0"), "--keep: must be at least 1"),
     ],
 )
-def test_nonsense_is_refused(run: Callable[..., tuple[int, str]], words: tuple[str, ...], said: str) -> None:
+def test_nonsense_is_refused(run: Run, words: tuple[str, ...], said: str) -> None:
     if "s3:" in words[1]:
         pytest.importorskip("obstore", reason="needs histospec[backup]")
     code, text = run(*words)
@@ -157,7 +155,7 @@ def test_the_extra_is_named_where_it_is_missing(data: Path, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_snapshot_that_is_ended_half_way_leaves_nothing_that_a_restore_would_take(
-    run: Callable[..., tuple[int, str]], place: tuple[str, Callable[[], list[str]]], data: Path, tmp_path: Path,
+    run: Run, place: Place, data: Path, tmp_path: Path,
     object_store: ObjectStore, number: int, server: Server,
 ) -> None:  # fmt: skip
     where, names = place
@@ -196,9 +194,7 @@ sys.exit(cli.main())
 """
 
 
-def test_what_a_killed_snapshot_left_in_a_folder_is_removed_by_the_next(
-    run: Callable[..., tuple[int, str]], data: Path, tmp_path: Path
-) -> None:
+def test_what_a_killed_snapshot_left_in_a_folder_is_removed_by_the_next(run: Run, data: Path, tmp_path: Path) -> None:
     folder = tmp_path / "backups"
     folder.mkdir()
     left = folder / "2026-01-01T02-00-00Z.jsonl.gz.abc123.partial"
@@ -211,9 +207,7 @@ def test_what_a_killed_snapshot_left_in_a_folder_is_removed_by_the_next(
     assert (folder / "mine.partial").exists()
 
 
-def test_a_dated_snapshot_is_for_its_owner_alone_and_can_be_replayed(
-    run: Callable[..., tuple[int, str]], data: Path, tmp_path: Path
-) -> None:
+def test_a_dated_snapshot_is_for_its_owner_alone_and_can_be_replayed(run: Run, data: Path, tmp_path: Path) -> None:
     run("snapshot", f"{tmp_path}/", "--data-dir", data)
     (file,) = tmp_path.glob("*.jsonl.gz")
     assert file.stat().st_mode & 0o777 == 0o600

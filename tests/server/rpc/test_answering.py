@@ -8,8 +8,15 @@ from histospec.native import Engine
 from histospec.server.errors import LimitExceeded
 from histospec.server.history.counts import Counts
 from histospec.server.observability.metrics import Metrics
-from histospec.server.rpc.answering import LARGE_WAITING_EACH, MAX_UNREAD, MAX_UNREAD_EACH, Answering
-from histospec.server.rpc.connections import Connections
+from histospec.server.rpc.answering import (
+    LARGE_WAITING_EACH,
+    MADE_FOR_CONNECTION,
+    MAX_UNREAD,
+    MAX_UNREAD_EACH,
+    Answering,
+)
+from histospec.server.rpc.connections import Connections, peer_of
+from tests.support.waiting import until
 
 MIB = 1 << 20
 
@@ -71,3 +78,27 @@ async def test_one_connection_does_not_take_the_memory_of_all(metrics: Metrics) 
     assert mine.answers == MAX_UNREAD_EACH // size
     mine.reads.set()
     await asyncio.gather(*writing)
+
+
+@pytest.mark.asyncio
+async def test_no_answer_is_made_for_a_connection_that_has_no_memory_for_it(metrics: Metrics) -> None:
+    """It would wait in memory. Calls of other connections are answered meanwhile."""
+    answering, mine, other = Answering(Connections(), metrics), Peer(1), Peer(2)
+    size = 256 << 10
+    made = 0
+
+    async def ask(peer: Peer, caller: str) -> None:
+        nonlocal made
+        async with answering.turn("History", caller, peer_of(peer.peer())):
+            await asyncio.sleep(0.001)
+            made += 1
+        await answering.write(peer, bytes(size), waits=False)
+
+    asking = [asyncio.ensure_future(ask(mine, "a")) for _ in range(200)]
+    await until(lambda: mine.answers >= MAX_UNREAD_EACH // size, "the connection is not filled")
+    other.reads.set()
+    await asyncio.wait_for(ask(other, "b"), 60)
+    assert made - other.answers <= MAX_UNREAD_EACH // size + MADE_FOR_CONNECTION
+    mine.reads.set()
+    await asyncio.gather(*asking)
+    assert mine.answers == 200

@@ -9,7 +9,8 @@ from histospec.native import Engine
 from histospec.server.errors import LimitExceeded
 from histospec.server.history.counts import Counts
 from histospec.server.observability.metrics import Metrics
-from histospec.server.rpc.arrivals import LARGE, MAX_RECEIVED, MAX_RECEIVED_EACH, Arrivals, Received
+from histospec.server.rpc.arrivals import LARGE, MAX_RECEIVED, MAX_RECEIVED_EACH, Arrivals, Received, sized
+from histospec.v1 import draft_pb2 as pb
 
 PAUSE = 0.5
 
@@ -79,6 +80,14 @@ async def test_a_caller_whose_requests_are_large_waits_and_others_do_not(arrival
     assert await begun(third) == [True]
     await over(mine, third)
     assert arrivals.received == 0
+
+
+def test_a_request_with_many_parts_takes_more_memory_than_bytes() -> None:
+    problems = [pb.ExpectedResponse(prompt=b"0000")] * 1000
+    data = pb.PredictLengthsRequest(problems=problems).SerializeToString()
+    received = sized(pb.PredictLengthsRequest.FromString)(data)
+    assert received.size == len(data)
+    assert received.memory > 10 * len(data)
 
 
 @pytest.mark.asyncio

@@ -1,15 +1,19 @@
 """A stream that ends with many sessions does not cost another stream its few, while the server closes them."""
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import grpc.aio
 import pytest
 
 from histospec.native import Engine
+from histospec.server.errors import Crowded, LimitExceeded
 from histospec.server.observability.metrics import Metrics
 from histospec.server.open_store import open_store
+from histospec.server.rpc import service as rpc_service
 from histospec.server.rpc.answering import Answering
 from histospec.server.rpc.connections import Connections
 from histospec.server.rpc.service import DraftService
@@ -59,14 +63,24 @@ class Call:
         self._requests.put_nowait(grpc.aio.EOF)  # type: ignore[attr-defined]
 
 
-@pytest.mark.asyncio
-async def test_a_stream_that_ends_costs_no_other_its_session(tmp_path: Path) -> None:
-    config = Config(data_dir=tmp_path, memory=MEMORY, namespace_tokens=0)
+class Served(NamedTuple):
+    engine: Engine
+    service: DraftService
+
+
+@asynccontextmanager
+async def served(folder: Path) -> AsyncIterator[Served]:
+    config = Config(data_dir=folder, memory=MEMORY, namespace_tokens=0)
     engine = Engine(config.memory, namespace_tokens=0)
     async with opened(open_store(config, "shard-0"), engine) as history:
         metrics = Metrics(engine, history.counts)
         answering = Answering(Connections(), metrics)
-        service = DraftService(engine, history, metrics, config, Access(None), answering)
+        yield Served(engine, DraftService(engine, history, metrics, config, Access(None), answering))
+
+
+@pytest.mark.asyncio
+async def test_a_stream_that_ends_costs_no_other_its_session(tmp_path: Path) -> None:
+    async with served(tmp_path) as (engine, service):
         few, many = Call(service), Call(service)
         few.open(range(1))
         many.open(range(SESSIONS))
@@ -80,3 +94,22 @@ async def test_a_stream_that_ends_costs_no_other_its_session(tmp_path: Path) -> 
         few.end()
         await few.serving
         await until(lambda: engine.stats()["sessions"] == 0, "a session is left")
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(("error", "waits"), [(LimitExceeded, False), (Crowded, True)])
+async def test_streams_of_a_caller_pause_after_a_refusal_for_memory_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[LimitExceeded], waits: bool
+) -> None:
+    monkeypatch.setattr(rpc_service, "PAUSE_SECONDS", 1e6)
+    async with served(tmp_path) as (_, service):
+        refused = Call(service)
+        await until(lambda: len(service.streams) == 1, "the stream does not begin")
+        next(iter(service.streams)).refuse(error("refused"))
+        with pytest.raises(error):
+            await refused.serving
+        after = Call(service)
+        after.open(range(1))
+        answered, _ = await asyncio.wait((asyncio.ensure_future(after.step(range(1), 5)),), timeout=1 if waits else 60)
+        assert bool(answered) is not waits
+        after.serving.cancel()

@@ -100,7 +100,11 @@ async def arrive(messages: list[Arrival], held: int, seconds: float = 1000) -> t
 
 
 def is_refused(call: ArrivingCall | Stream) -> bool:
-    return call.refused.done() if isinstance(call, ArrivingCall) else call.refused is not None
+    return call.refused is not None
+
+
+def waiting(peer: str) -> ArrivingCall:
+    return ArrivingCall(peer, lambda: None)
 
 
 def counted(metrics: Metrics, limit: str) -> float | None:
@@ -113,16 +117,16 @@ MUCH = COPIES * LARGEST + 32 * MIB
 @pytest.mark.asyncio
 async def test_a_message_that_arrives_alone_is_never_refused() -> None:
     """It decodes to several copies, beside steps of workers."""
-    small = [Arrival(ArrivingCall(f"small {number}"), 50_000) for number in range(50)]
-    refused, metrics = await arrive([Arrival(ArrivingCall("large"), 62 * MIB), *small], MUCH)
+    small = [Arrival(waiting(f"small {number}"), 50_000) for number in range(50)]
+    refused, metrics = await arrive([Arrival(waiting("large"), 62 * MIB), *small], MUCH)
     assert refused == [False] * 51
     assert counted(metrics, "arriving") == 0
 
 
 @pytest.mark.asyncio
 async def test_of_many_messages_the_largest_are_refused() -> None:
-    large = [Arrival(ArrivingCall(f"large {number}"), 50 * MIB) for number in range(4)]
-    small = [Arrival(ArrivingCall(f"small {number}"), 4 * MIB) for number in range(4)]
+    large = [Arrival(waiting(f"large {number}"), 50 * MIB) for number in range(4)]
+    small = [Arrival(waiting(f"small {number}"), 4 * MIB) for number in range(4)]
     refused, metrics = await arrive(large + small, MUCH)
     assert sum(refused[:4]) == 3
     assert refused[4:] == [False] * 4
@@ -131,15 +135,15 @@ async def test_of_many_messages_the_largest_are_refused() -> None:
 
 @pytest.mark.asyncio
 async def test_messages_that_have_stalled_are_refused_first() -> None:
-    stalled = [Arrival(ArrivingCall(f"stalled {number}"), 50 * MIB, True) for number in range(3)]
-    refused, _ = await arrive([Arrival(ArrivingCall("whole soon"), 62 * MIB), *stalled], MUCH)
+    stalled = [Arrival(waiting(f"stalled {number}"), 50 * MIB, True) for number in range(3)]
+    refused, _ = await arrive([Arrival(waiting("whole soon"), 62 * MIB), *stalled], MUCH)
     assert refused == [False, True, True, True]
 
 
 @pytest.mark.asyncio
 async def test_messages_are_not_refused_for_memory_that_others_take() -> None:
     """The engine merges segments."""
-    calls = [Arrival(ArrivingCall(f"{number}"), 4 * MIB) for number in range(8)]
+    calls = [Arrival(waiting(f"{number}"), 4 * MIB) for number in range(8)]
     refused, _ = await arrive(calls, 4 * MUCH)
     assert not any(refused)
 
@@ -147,10 +151,10 @@ async def test_messages_are_not_refused_for_memory_that_others_take() -> None:
 @pytest.mark.asyncio
 async def test_a_stream_is_not_refused_for_another_call_of_its_connection() -> None:
     """But it is for its own message."""
-    stream, ingest, other = Stream("a"), ArrivingCall("a"), Stream("b")
+    stream, ingest, other = Stream("a"), waiting("a"), Stream("b")
     refused, _ = await arrive([Arrival(stream, 150 * MIB), Arrival(ingest, 0, True), Arrival(other, 60 * MIB)], MUCH)
     assert refused == [False, True, False]
-    stream, ingest, other = Stream("a"), ArrivingCall("a"), Stream("b")
+    stream, ingest, other = Stream("a"), waiting("a"), Stream("b")
     refused, _ = await arrive([Arrival(stream, 60 * MIB), Arrival(ingest, 0, True), Arrival(other, 150 * MIB)], MUCH)
     assert refused == [False, False, True]
 

@@ -45,6 +45,19 @@ def test_a_peer_that_reads_nothing_does_not_hold_the_drain(start_server: Starter
         assert server.wait() == 0
 
 
+@pytest.mark.parametrize("path", [WATCH, f"{SERVICE}/Topology", REFLECTION])
+def test_a_peer_that_leaves_before_it_reads_is_no_error_of_the_server(start_server: Starter, path: str) -> None:
+    server = start_server()
+    request = b"\x3a\x00" if "reflection" in path else b""
+    for _ in range(5):
+        with closing(RawHttp2(server.endpoint, window=0)) as peer:
+            peer.call(1, path, message(request))
+            time.sleep(0.2)  # time in which the call arrives
+    server.terminate()
+    assert server.wait() == 0
+    assert [line for line in server.log if line["level"] not in ("info", "warning")] == []
+
+
 def test_health_changes_although_a_watcher_reads_nothing(start_server: Starter) -> None:
     """A watcher from the start of the server, before it is ready, does not hold it at NOT_SERVING."""
     server = start_server()

@@ -83,12 +83,12 @@ def fill(caller: Caller, most: int, **fields: Any) -> tuple[int, str]:
 
 
 def test_a_tenant_that_creates_namespaces_leaves_some_to_others(start: Any) -> None:
-    server, a, b = start("--max-namespaces", "64")
-    taken, why = fill(a, 65, namespaces=True)
-    part = 64 // KEPT // 2
-    assert taken == 64 - part
-    assert why == "namespaces: tenant 'a' uses 60 of 64; the rest is kept for other tenants"
-    assert fill(b, 65, namespaces=True)[0] == part
+    server, a, b = start("--max-namespaces", "512")
+    part = 512 // KEPT["namespaces"] // 2
+    taken, why = fill(a, 513, namespaces=True)
+    assert taken == 512 - part
+    assert why == f"namespaces: tenant 'a' uses {taken} of 512; the rest is kept for other tenants"
+    assert fill(b, 513, namespaces=True)[0] == part
     assert server.metrics()['histospec_tenant_used{resource="namespaces",tenant="a"}'] == taken
     assert server.metrics()['histospec_tenant_refusals_total{resource="namespaces",tenant="a"}'] == 1
     # The same after a restart.
@@ -96,7 +96,18 @@ def test_a_tenant_that_creates_namespaces_leaves_some_to_others(start: Any) -> N
     eventually(lambda: server.metrics()['histospec_tenant_used{resource="namespaces",tenant="a"}'] == taken)
     with pytest.raises(grpc.RpcError) as caught:
         a.ingest(1, "a-more")
-    assert "limit of 64 namespaces" in refused(caught.value)
+    assert "limit of 512 namespaces" in refused(caught.value)
+
+
+def test_each_of_many_tenants_has_a_namespace(tmp_path: Path) -> None:
+    names = [f"t{number}" for number in range(12)]
+    path = tmp_path / "tokens.toml"
+    path.write_text("".join(f'[[tenant]]\nname = "{name}"\nnamespaces = ["{name}-*"]\n' for name in names))
+    tenants, whole = Tenants(Access(path), Engine(1 << 20)), 64
+    for name in names:
+        while not tenants.refusal("namespaces", name, 1, whole, tenants.namespaces.total()):
+            tenants.admitted(f"{name}-{tenants.namespaces[name]}", name)
+    assert [tenants.namespaces[name] for name in names] == [whole - 11, *[1] * 11]
 
 
 def test_a_share_of_the_token_file_holds(start: Any) -> None:

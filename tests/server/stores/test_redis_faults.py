@@ -1,7 +1,7 @@
 """The Redis store while Redis loses data: what it acknowledges is found, is in a snapshot, and can be dropped."""
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -13,9 +13,8 @@ from structlog.testing import capture_logs
 from histospec.server.errors import StoreError
 from histospec.server.stores.interface import Problem, Store
 from histospec.server.stores.redis import keys
-from histospec.server.stores.redis.location import Location
 from histospec.server.stores.redis.servers import Command, Servers
-from histospec.server.stores.redis.store import RedisStore
+from tests.server.stores.conftest import OpenRedis
 from tests.support.batches import batch, put
 from tests.support.redis_processes import RedisCluster, RedisProcess, require_redis
 from tests.support.waiting import Latch, eventually
@@ -24,23 +23,6 @@ PROMPTS = [bytes([number] * 4) for number in range(6)]
 NAMESPACES = ("run", "other")
 STEPS = 40
 LISTS = keys.PREFIX + b"problems:*"
-
-Open = Callable[..., RedisStore]
-
-
-@pytest.fixture
-def open_store() -> Iterator[Open]:
-    """open_store(url or a function that returns it) opens a shard's store."""
-    stores: list[RedisStore] = []
-
-    def open_(url: str | Callable[[], str], servers: type[Servers] = Servers) -> RedisStore:
-        where = url if callable(url) else lambda: url
-        stores.append(RedisStore(servers(lambda: Location.parse(where())), 8, f"shard-{len(stores)}"))
-        return stores[-1]
-
-    yield open_
-    for store in stores:
-        store.close()
 
 
 def snapshot(store: Store, namespace: str) -> set[tuple[bytes, bytes]]:
@@ -59,11 +41,11 @@ def found(store: Store, namespace: str) -> set[tuple[bytes, bytes]]:
 class Service:
     """A Redis, two shards that share it, and what they have acknowledged since Redis last lost data."""
 
-    def __init__(self, folder: Path, open_store: Open, seed: int) -> None:
+    def __init__(self, folder: Path, open_redis: OpenRedis, seed: int) -> None:
         self.folder = folder
         self.random = random.Random(seed)
         self.servers = [self._redis()]
-        self.shards = [open_store(lambda: self.redis.url) for _ in range(2)]
+        self.shards = [open_redis(lambda: self.redis.url) for _ in range(2)]
         self.acknowledged: dict[str, set[tuple[bytes, bytes]]] = {namespace: set() for namespace in NAMESPACES}
         self.written = 0
 
@@ -158,10 +140,10 @@ class Service:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_what_is_acknowledged_is_found_in_the_snapshot_and_dropped_whatever_redis_loses(
-    tmp_path: Path, open_store: Open, seed: int
+    tmp_path: Path, open_redis: OpenRedis, seed: int
 ) -> None:
     require_redis()
-    service = Service(tmp_path, open_store, seed)
+    service = Service(tmp_path, open_redis, seed)
     faults = [
         service.flush, service.restart, service.evict, service.fail_over, service.drop, service.spoil, service.watch,
     ]  # fmt: skip
@@ -180,14 +162,14 @@ def test_what_is_acknowledged_is_found_in_the_snapshot_and_dropped_whatever_redi
             server.kill()
 
 
-def test_lists_that_a_cluster_has_lost_are_made_again(redis_cluster: RedisCluster, open_store: Open) -> None:
-    store = open_store(redis_cluster.url)
+def test_lists_that_a_cluster_has_lost_are_made_again(redis_cluster: RedisCluster, open_redis: OpenRedis) -> None:
+    store = open_redis(redis_cluster.url)
     for prompt in PROMPTS:
         put(store, b"aaaa", epoch=3, prompt=prompt)
     for node in redis_cluster.masters():
         for key in [*node.client.keys(LISTS), *node.client.keys(keys.NAMESPACES)]:
             node.client.delete(key)
-    fresh = open_store(redis_cluster.url)
+    fresh = open_redis(redis_cluster.url)
     with capture_logs() as logs:
         assert snapshot(fresh, "run") == {(prompt, b"aaaa") for prompt in PROMPTS}
     assert [line["problems"] for line in logs] == [len(PROMPTS)]
@@ -196,7 +178,7 @@ def test_lists_that_a_cluster_has_lost_are_made_again(redis_cluster: RedisCluste
     assert found(store, "run") == set()
 
 
-def test_a_bad_key_fails_only_its_own_response(redis_server: RedisProcess, open_store: Open) -> None:
+def test_a_bad_key_fails_only_its_own_response(redis_server: RedisProcess, open_redis: OpenRedis) -> None:
     """The responses wait for one write, and then go to Redis as one group."""
     gate, sent = Latch(), []
 
@@ -206,7 +188,7 @@ def test_a_bad_key_fails_only_its_own_response(redis_server: RedisProcess, open_
             gate.wait()
             return super().each(commands, replicas)
 
-    store = open_store(redis_server.url, Gated)
+    store = open_redis(redis_server.url, Gated)
     bad, unlisted = Problem("run", PROMPTS[0]), Problem("run", PROMPTS[1])
     redis_server.client.set(keys.problem_key(keys.digest_of(bad)), "not ours")
     redis_server.client.set(keys.problems_key(b"run", keys.digest_of(unlisted)), "not ours")
@@ -226,7 +208,7 @@ def test_a_bad_key_fails_only_its_own_response(redis_server: RedisProcess, open_
     assert store.damaged_responses == 1
 
 
-def test_a_response_that_cannot_be_listed_is_not_kept(redis_server: RedisProcess, open_store: Open) -> None:
+def test_a_response_that_cannot_be_listed_is_not_kept(redis_server: RedisProcess, open_redis: OpenRedis) -> None:
     class Unlisting(Servers):
         def each(self, commands: Sequence[Command], replicas: bool = False) -> list[Any]:
             lists = [command[0] == "SADD" for command in commands]
@@ -234,12 +216,12 @@ def test_a_response_that_cannot_be_listed_is_not_kept(redis_server: RedisProcess
             return [redis.ResponseError("no") if listing else answers.pop(0) for listing in lists]
 
     with pytest.raises(StoreError, match="nothing of this request is kept"):
-        put(open_store(redis_server.url, Unlisting), b"aaaa", prompt=PROMPTS[0])
-    assert found(open_store(redis_server.url), "run") == set()
+        put(open_redis(redis_server.url, Unlisting), b"aaaa", prompt=PROMPTS[0])
+    assert found(open_redis(redis_server.url), "run") == set()
 
 
-def test_a_shard_hears_of_drops_rewinds_and_losses(redis_server: RedisProcess, open_store: Open) -> None:
-    mine, others = open_store(redis_server.url), open_store(redis_server.url)
+def test_a_shard_hears_of_drops_rewinds_and_losses(redis_server: RedisProcess, open_redis: OpenRedis) -> None:
+    mine, others = open_redis(redis_server.url), open_redis(redis_server.url)
     put(mine, b"aaaa", epoch=1)
     put(others, b"bbbb", epoch=2)
     assert (mine.replaced(), others.replaced()) == ({}, {})
@@ -256,8 +238,10 @@ def test_a_shard_hears_of_drops_rewinds_and_losses(redis_server: RedisProcess, o
     assert (mine.replaced(), others.replaced()) == ({}, {})
 
 
-def test_an_estimator_is_not_saved_after_a_drop_by_another_shard(redis_server: RedisProcess, open_store: Open) -> None:
-    mine, others = open_store(redis_server.url), open_store(redis_server.url)
+def test_an_estimator_is_not_saved_after_a_drop_by_another_shard(
+    redis_server: RedisProcess, open_redis: OpenRedis
+) -> None:
+    mine, others = open_redis(redis_server.url), open_redis(redis_server.url)
     put(mine, b"aaaa")
     others.drop("run").result()
     mine.save_estimator("run", b"learned before").result()
@@ -267,10 +251,10 @@ def test_an_estimator_is_not_saved_after_a_drop_by_another_shard(redis_server: R
     assert others.estimator("run") == b"learned after"
 
 
-def test_a_redis_that_evicts_is_a_hazard(redis_server: RedisProcess, open_store: Open) -> None:
+def test_a_redis_that_evicts_is_a_hazard(redis_server: RedisProcess, open_redis: OpenRedis) -> None:
     redis_server.client.config_set("maxmemory-policy", "allkeys-lru")
     try:
-        store = open_store(redis_server.url)
+        store = open_redis(redis_server.url)
         with capture_logs() as logs:
             eventually(lambda: store.size and store.hazard, "the policy is not seen")
     finally:

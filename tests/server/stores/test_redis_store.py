@@ -1,7 +1,7 @@
 """The Redis store under failures: servers that die, pause, fail over or are full, and lost answers."""
 
 import threading
-from collections.abc import Callable, Iterator, Sequence, Sized
+from collections.abc import Sequence, Sized
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -20,6 +20,7 @@ from histospec.server.stores.redis import keys as redis_keys
 from histospec.server.stores.redis.location import Location
 from histospec.server.stores.redis.servers import Command, Servers, comes_back
 from histospec.server.stores.redis.store import RedisStore
+from tests.server.stores.conftest import OpenRedis
 from tests.support.batches import batch, put
 from tests.support.ports import free_port
 from tests.support.redis_processes import RedisCluster, RedisProcess, require_redis
@@ -28,31 +29,7 @@ from tests.support.waiting import eventually
 PROBLEM = Problem("run", b"prompt..")
 
 
-@pytest.fixture
-def open_store() -> Iterator[Callable[..., RedisStore]]:
-    stores = []
-
-    def open_(url: str, servers: Callable[[Callable[[], Location]], Servers] = Servers, **options: Any) -> RedisStore:
-        stores.append(RedisStore(servers(lambda: Location.parse(url)), 8, "shard-0", **options))
-        return stores[-1]
-
-    yield open_
-    for store in stores:
-        store.close()
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[RedisProcess]:
-    """Returns a server of the test's own, for failures."""
-    require_redis()
-    server = RedisProcess(tmp_path / "redis")
-    yield server
-    server.kill()
-
-
-def test_a_server_over_tls_is_checked_and_wants_a_password(
-    tmp_path: Path, open_store: Callable[..., RedisStore]
-) -> None:
+def test_a_server_over_tls_is_checked_and_wants_a_password(tmp_path: Path, open_redis: OpenRedis) -> None:
     """
     1. A server with only TLS accepts and returns responses, with its password and its authority.
     2. Without that authority, or with a wrong password, the store sends nothing; no message shows the password.
@@ -70,12 +47,12 @@ def test_a_server_over_tls_is_checked_and_wants_a_password(
     server = RedisProcess(tmp_path / "redis", *options, password="se/cret")
     try:
         where = f"127.0.0.1:{port}"
-        store = open_store(f"rediss://:se%2Fcret@{where}?ca={tmp_path / 'ca.pem'}")
+        store = open_redis(f"rediss://:se%2Fcret@{where}?ca={tmp_path / 'ca.pem'}")
         put(store, b"12345678")
         assert len(store.history(PROBLEM)) == 1
         for url in (f"rediss://:se%2Fcret@{where}", f"rediss://:wrong@{where}?ca={tmp_path / 'ca.pem'}"):
             with pytest.raises(StoreError) as caught:
-                open_store(url).history(PROBLEM)
+                open_redis(url).history(PROBLEM)
             assert "cret" not in str(caught.value)
             assert "wrong" not in str(caught.value)
     finally:
@@ -117,10 +94,8 @@ def test_every_flipped_bit_of_a_record_is_found(data: st.DataObject) -> None:
         records.unpack(bytes(packed))
 
 
-def test_a_damaged_response_is_left_out_and_counted_once(
-    server: RedisProcess, open_store: Callable[..., RedisStore]
-) -> None:
-    store = open_store(server.url)
+def test_a_damaged_response_is_left_out_and_counted_once(server: RedisProcess, open_redis: OpenRedis) -> None:
+    store = open_redis(server.url)
     for text in (b"aaaa", b"bbbb", b"cccc"):
         put(store, text)
     key = redis_keys.problem_key(redis_keys.digest_of(PROBLEM))
@@ -151,14 +126,14 @@ def test_tokens_take_as_many_bytes_as_the_largest_needs(largest: int, width: int
 
 
 def test_two_problems_of_one_digest_are_not_mixed(
-    open_store: Callable[..., RedisStore], redis_server: RedisProcess, monkeypatch: pytest.MonkeyPatch
+    open_redis: OpenRedis, redis_server: RedisProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(redis_keys, "problem_digest", lambda *_: b"the same 16 byte")
-    store = open_store(redis_server.url)
+    store = open_redis(redis_server.url)
     store.append(batch(b"mine")).result()
     assert store.history(Problem("run", b"another.")) == []
     with pytest.raises(StoreError, match="another problem has the same digest"):
-        open_store(redis_server.url).append(batch(b"your", prompt=b"another.")).result()
+        open_redis(redis_server.url).append(batch(b"your", prompt=b"another.")).result()
     assert [r.tokens for r in store.history(PROBLEM)] == [b"mine"]
 
 
@@ -166,9 +141,7 @@ def _longer(acknowledged: Sized, than: int) -> bool:
     return len(acknowledged) > than
 
 
-def test_a_write_whose_answer_is_lost_is_written_once(
-    open_store: Callable[..., RedisStore], redis_server: RedisProcess
-) -> None:
+def test_a_write_whose_answer_is_lost_is_written_once(open_redis: OpenRedis, redis_server: RedisProcess) -> None:
     lost: list[Any] = []
 
     class Losing(Servers):
@@ -179,7 +152,7 @@ def test_a_write_whose_answer_is_lost_is_written_once(
                 return [redis.ConnectionError("the answer is lost")] * len(commands)
             return answers
 
-    store = open_store(redis_server.url, Losing)
+    store = open_redis(redis_server.url, Losing)
     store.append(batch(b"once")).result()
     assert len(lost) == 3
     assert [r.tokens for r in store.history(PROBLEM)] == [b"once"]
@@ -196,9 +169,9 @@ class Trying(Servers):
         return answers
 
 
-def test_a_server_that_restarts_is_waited_for(open_store: Callable[..., RedisStore], server: RedisProcess) -> None:
+def test_a_server_that_restarts_is_waited_for(open_redis: OpenRedis, server: RedisProcess) -> None:
     servers = Trying(lambda: Location.parse(server.url))
-    store = open_store(server.url, lambda _: servers)
+    store = open_redis(server.url, lambda _: servers)
     store.append(batch(b"aaaa")).result()
     server.kill()
     waiting = store.append(batch(b"bbbb"))
@@ -208,11 +181,9 @@ def test_a_server_that_restarts_is_waited_for(open_store: Callable[..., RedisSto
     assert [r.tokens for r in store.history(PROBLEM)] == [b"aaaa", b"bbbb"]
 
 
-def test_a_server_that_stays_away_costs_the_callers_only_an_error(
-    open_store: Callable[..., RedisStore], server: RedisProcess
-) -> None:
+def test_a_server_that_stays_away_costs_the_callers_only_an_error(open_redis: OpenRedis, server: RedisProcess) -> None:
     servers = Trying(lambda: Location.parse(server.url))
-    store = open_store(server.url, lambda _: servers, patience=0.5)
+    store = open_redis(server.url, lambda _: servers, patience=0.5)
     server.kill()
     with pytest.raises(StoreError, match="nothing of this request is kept"):
         store.append(batch(b"aaaa")).result()
@@ -235,8 +206,8 @@ def _succeeds(store: RedisStore, tokens: bytes) -> bool:
     return True
 
 
-def test_a_server_that_hangs_is_given_up(open_store: Callable[..., RedisStore], server: RedisProcess) -> None:
-    store = open_store(server.url, partial(Servers, answer_seconds=0.3), patience=0.5)
+def test_a_server_that_hangs_is_given_up(open_redis: OpenRedis, server: RedisProcess) -> None:
+    store = open_redis(server.url, partial(Servers, answer_seconds=0.3), patience=0.5)
     store.append(batch(b"aaaa")).result()
     server.pause()
     with pytest.raises(StoreError, match=r"[Tt]imeout"):
@@ -245,8 +216,8 @@ def test_a_server_that_hangs_is_given_up(open_store: Callable[..., RedisStore], 
     eventually(lambda: _succeeds(store, b"cccc"), "the store does not come back")
 
 
-def test_a_full_server_is_told_from_a_broken_one(open_store: Callable[..., RedisStore], server: RedisProcess) -> None:
-    store = open_store(server.url)
+def test_a_full_server_is_told_from_a_broken_one(open_redis: OpenRedis, server: RedisProcess) -> None:
+    store = open_redis(server.url)
     store.append(batch(b"aaaa")).result()
     server.client.config_set("maxmemory", "1")
     with pytest.raises(StoreFull, match="full"):
@@ -256,10 +227,8 @@ def test_a_full_server_is_told_from_a_broken_one(open_store: Callable[..., Redis
     assert [r.tokens for r in store.history(PROBLEM)] == [b"aaaa", b"cccc"]
 
 
-def test_problems_that_redis_forgot_leave_their_list(
-    open_store: Callable[..., RedisStore], redis_server: RedisProcess
-) -> None:
-    store = open_store(redis_server.url)
+def test_problems_that_redis_forgot_leave_their_list(open_redis: OpenRedis, redis_server: RedisProcess) -> None:
+    store = open_redis(redis_server.url)
     for number in range(20):
         store.append(batch(b"aaaa", prompt=bytes([number] * 4))).result()
 
@@ -276,9 +245,9 @@ def test_problems_that_redis_forgot_leave_their_list(
 
 
 def test_a_problem_that_comes_back_while_its_list_is_tidied_stays_listed(
-    open_store: Callable[..., RedisStore], redis_server: RedisProcess
+    open_redis: OpenRedis, redis_server: RedisProcess
 ) -> None:
-    store = open_store(redis_server.url, retention=60.0)
+    store = open_redis(redis_server.url, retention=60.0)
     store.append(batch(b"aaaa")).result()
     redis_server.client.delete(*redis_server.client.keys("histospec:1:problem:*"))
 
@@ -288,14 +257,12 @@ def test_a_problem_that_comes_back_while_its_list_is_tidied_stays_listed(
                 store.append(batch(b"bbbb")).result()
             return super().each(commands, replicas)
 
-    assert open_store(redis_server.url, Meanwhile, retention=60.0).count() == 0
+    assert open_redis(redis_server.url, Meanwhile, retention=60.0).count() == 0
     assert [(p, [r.tokens for r in some]) for p, some in store.problems("run")] == [(PROBLEM, [b"bbbb"])]
 
 
-def test_a_replica_that_is_not_there_is_not_taken_for_one(
-    open_store: Callable[..., RedisStore], server: RedisProcess
-) -> None:
-    store = open_store(f"{server.url}?replicas=1", partial(Servers, replica_seconds=0.1), patience=0.2)
+def test_a_replica_that_is_not_there_is_not_taken_for_one(open_redis: OpenRedis, server: RedisProcess) -> None:
+    store = open_redis(f"{server.url}?replicas=1", partial(Servers, replica_seconds=0.1), patience=0.2)
     with pytest.raises(StoreError, match="0 replicas have the write, 1 are required"):
         store.append(batch(b"aaaa")).result()
 
@@ -333,11 +300,11 @@ def test_new_connections_do_not_close_those_in_use(redis_cluster: RedisCluster) 
     servers.close()
 
 
-def test_what_was_acknowledged_survives_the_masters(open_store: Callable[..., RedisStore], tmp_path: Path) -> None:
+def test_what_was_acknowledged_survives_the_masters(open_redis: OpenRedis, tmp_path: Path) -> None:
     """Three masters with a replica each, constant writes, and kill -9 for one master after another."""
     require_redis()
     cluster = RedisCluster(tmp_path, replicas=1)
-    store = open_store(f"{cluster.url}?replicas=1")
+    store = open_redis(f"{cluster.url}?replicas=1")
     acknowledged, failed, stop = [], [], threading.Event()
 
     def append() -> None:

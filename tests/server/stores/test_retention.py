@@ -1,7 +1,6 @@
 """Retention: old problems are deleted, but none while the clock may have jumped."""
 
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,6 +8,7 @@ import pytest
 from histospec.server import cli
 from histospec.server.stores.sqlite.retention import A_FEW, Clock, Trust
 from histospec.server.stores.sqlite.store import SQLiteStore
+from tests.server.stores.conftest import OpenSQLite
 from tests.support.ages import forgotten_down_to
 from tests.support.batches import batch, put
 from tests.support.contents import rows
@@ -106,7 +106,7 @@ def fill(store: SQLiteStore, problems: int, ago: float) -> None:
 
 
 def test_much_that_looks_old_at_once_stays_until_a_person_forgets_it(
-    open_store: Callable[..., SQLiteStore], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    open_store: OpenSQLite, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     store = open_store()
     fill(store, 30, 100.0)
@@ -133,7 +133,7 @@ def test_much_that_looks_old_at_once_stays_until_a_person_forgets_it(
 
 
 def test_a_problem_that_comes_back_after_it_was_forgotten_keeps_all_that_is_new(
-    open_store: Callable[..., SQLiteStore],
+    open_store: OpenSQLite,
 ) -> None:
     store = open_store(retention=20.0)
     for epoch in range(8):  # as many as the store keeps
@@ -146,7 +146,7 @@ def test_a_problem_that_comes_back_after_it_was_forgotten_keeps_all_that_is_new(
     assert store.count() == 4
 
 
-def test_a_time_of_day_that_went_back_between_two_starts_pauses(open_store: Callable[..., SQLiteStore]) -> None:
+def test_a_time_of_day_that_went_back_between_two_starts_pauses(open_store: OpenSQLite) -> None:
     store = open_store(retention=60.0)
     store.close()
     store = open_store()
@@ -158,7 +158,7 @@ def test_a_time_of_day_that_went_back_between_two_starts_pauses(open_store: Call
 
 
 def test_a_jump_while_the_server_runs_pauses(
-    open_store: Callable[..., SQLiteStore],
+    open_store: OpenSQLite,
 ) -> None:
     ahead = 0.0
     store = open_store(retention=60.0, wall=lambda: time.time() + ahead)

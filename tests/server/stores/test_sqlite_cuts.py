@@ -12,6 +12,7 @@ from histospec.server import cli
 from histospec.server.stores.interface import Problem
 from histospec.server.stores.sqlite import store as sqlite_store
 from histospec.server.stores.sqlite.file import FILE_NAME, besides
+from histospec.server.stores.sqlite.reader import SQLiteSnapshot
 from histospec.server.stores.sqlite.store import SQLiteStore
 from tests.support.batches import put
 from tests.support.contents import to_load
@@ -114,6 +115,55 @@ def test_a_log_that_was_cut_after_a_kill_has_lost_responses(killed: Path, size: 
     assert (store.damaged_responses, left) == (0, PROBLEMS) if size is None else store.damaged_responses >= 1
     put(store, b"next")
     assert contents(store) == left + 1
+    store.close()
+
+
+@pytest.mark.parametrize("where", [0.0, 0.01, 0.5, 0.99])
+def test_a_log_that_was_damaged_after_a_kill_has_lost_responses(killed: Path, where: float) -> None:
+    """SQLite reads it up to the first damaged frame."""
+    log = besides(killed / FILE_NAME)[1]
+    at = int(where * log.stat().st_size)
+    with log.open("r+b") as file:
+        file.seek(at)
+        byte = file.read(1)
+        file.seek(at)
+        file.write(bytes([byte[0] ^ 1]))
+    store = SQLiteStore(killed, 8)
+    left = contents(store)
+    assert store.damaged_responses >= 1
+    put(store, b"next")
+    assert contents(store) == left + 1
+    store.close()
+
+
+def test_a_file_that_was_deleted_after_a_kill_has_lost_responses(killed: Path) -> None:
+    (killed / FILE_NAME).unlink()
+    store = SQLiteStore(killed, 8)
+    put(store, b"next")
+    assert (contents(store), store.damaged_responses) == (1, 1)
+    store.close()
+
+
+def test_a_server_knows_of_a_loss_that_a_snapshot_found(killed: Path) -> None:
+    cut(besides(killed / FILE_NAME)[1], "half")
+    for _ in range(2):
+        snapshot = SQLiteSnapshot(killed)
+        assert snapshot.damaged_responses == 1
+        snapshot.close()
+    store = SQLiteStore(killed, 8)
+    assert store.damaged_responses == 1
+    store.close()
+
+
+def test_a_snapshot_beside_a_server_that_begins_its_log_anew_is_whole(tmp_path: Path) -> None:
+    store = SQLiteStore(tmp_path, 8)
+    fill(store)
+    with sqlite3.connect(tmp_path / FILE_NAME, isolation_level=None) as other:
+        checkpoint(other)
+    put(store, b"next")
+    snapshot = SQLiteSnapshot(tmp_path)
+    assert snapshot.damaged_responses == 0
+    snapshot.close()
     store.close()
 
 

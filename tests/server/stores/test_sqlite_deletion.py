@@ -15,6 +15,7 @@ from histospec.server.stores.sqlite import writes as sqlite_writes
 from histospec.server.stores.sqlite.file import FILE_NAME
 from histospec.server.stores.sqlite.reader import SQLiteSnapshot
 from histospec.server.stores.sqlite.store import SQLiteStore
+from tests.server.stores.conftest import OpenSQLite
 from tests.support.ages import age, forgotten_down_to, vouch
 from tests.support.batches import batch, put
 from tests.support.contents import rows, to_load
@@ -33,9 +34,7 @@ def gone(store: SQLiteStore | SQLiteSnapshot, namespace: str) -> bool:
 
 
 @pytest.mark.parametrize("long", ["drop", "rewind", "window"])
-def test_other_writes_go_on_while_much_is_deleted(
-    open_store: Callable[..., SQLiteStore], one_at_a_time: None, long: str
-) -> None:
+def test_other_writes_go_on_while_much_is_deleted(open_store: OpenSQLite, one_at_a_time: None, long: str) -> None:
     """A drop takes effect at once, for readers and for later writes."""
     store = open_store(history_epochs=1)
     store.append(ResponseBatch(Problem("run", b"prompt.."), [Record(bytes([i] * 4), 1) for i in range(100)])).result()
@@ -107,7 +106,7 @@ os.kill(os.getpid(), 9)
     store.close()
 
 
-def test_closing_finishes_what_is_being_deleted(open_store: Callable[..., SQLiteStore], one_at_a_time: None) -> None:
+def test_closing_finishes_what_is_being_deleted(open_store: OpenSQLite, one_at_a_time: None) -> None:
     store = open_store()
     store.append(ResponseBatch(Problem("run", b"prompt.."), [Record(bytes([i] * 4), 1) for i in range(100)])).result()
     dropping = store.drop("run")
@@ -115,9 +114,7 @@ def test_closing_finishes_what_is_being_deleted(open_store: Callable[..., SQLite
     assert dropping.result(0) == 100
 
 
-def test_what_is_old_is_forgotten_in_slices(
-    open_store: Callable[..., SQLiteStore], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_old_is_forgotten_in_slices(open_store: OpenSQLite, monkeypatch: pytest.MonkeyPatch) -> None:
     """Problems whose age is known by an evenly running clock are deleted; a named one as a whole."""
     monkeypatch.setattr(sqlite_writes, "SLICE_SECONDS", 0.0)
     store = open_store()

@@ -3,7 +3,6 @@
 import random
 import sqlite3
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,14 +14,13 @@ from histospec.server.stores.sqlite import writes as sqlite_writes
 from histospec.server.stores.sqlite.file import FILE_NAME
 from histospec.server.stores.sqlite.reader import SQLiteSnapshot
 from histospec.server.stores.sqlite.store import SQLiteStore
+from tests.server.stores.conftest import OpenSQLite
 from tests.support.batches import batch, put
 from tests.support.contents import rows, to_load
 from tests.support.waiting import Latch
 
 
-def test_prompts_of_one_digest_are_two_problems(
-    open_store: Callable[..., SQLiteStore], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_prompts_of_one_digest_are_two_problems(open_store: OpenSQLite, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (sqlite_reader, sqlite_writes):
         monkeypatch.setattr(module, "digest_of", lambda tokens: b"the same")
     store = open_store()
@@ -33,14 +31,14 @@ def test_prompts_of_one_digest_are_two_problems(
     assert [r.tokens for r in store.history(Problem("run", b"two."))] == [b"bbbb"]
 
 
-def test_prompts_without_responses_are_forgotten(open_store: Callable[..., SQLiteStore]) -> None:
+def test_prompts_without_responses_are_forgotten(open_store: OpenSQLite) -> None:
     store = open_store(history_epochs=2)
     for epoch in range(6):
         put(store, bytes([epoch] * 4), epoch, prompt=bytes([epoch] * 8), name="p")
     assert rows(store, "SELECT count(*) FROM prompts") == [(2,)]
 
 
-def test_what_is_wanted_most_is_loaded_first(open_store: Callable[..., SQLiteStore]) -> None:
+def test_what_is_wanted_most_is_loaded_first(open_store: OpenSQLite) -> None:
     """First the run with the latest write; in it the newest epoch; of that, the latest write."""
     store = open_store()
     for epoch, prompt, namespace in (
@@ -55,9 +53,7 @@ def test_what_is_wanted_most_is_loaded_first(open_store: Callable[..., SQLiteSto
     assert order == [b"latest..", b"newest..", b"late....", b"mid-way.", b"finished"]
 
 
-def test_a_problem_is_loaded_with_all_of_its_responses(
-    open_store: Callable[..., SQLiteStore], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_problem_is_loaded_with_all_of_its_responses(open_store: OpenSQLite, monkeypatch: pytest.MonkeyPatch) -> None:
     """The order and the number of pieces do not matter; concurrent writes may be included or not."""
     monkeypatch.setattr(sqlite_reader, "ROWS", 4)
     monkeypatch.setattr(sqlite_reader, "PROBLEMS_AT_ONCE", 3)
@@ -77,7 +73,7 @@ def test_a_problem_is_loaded_with_all_of_its_responses(
     assert found == {p: sorted(records, key=lambda r: r.epoch) for p, records in expected.items()}
 
 
-def test_of_more_epochs_than_are_wanted_now_the_newest_are_loaded(open_store: Callable[..., SQLiteStore]) -> None:
+def test_of_more_epochs_than_are_wanted_now_the_newest_are_loaded(open_store: OpenSQLite) -> None:
     """All writes are acknowledged; the surplus leaves the store with the problem's next epoch."""
     store = open_store()
     for epoch in (0, 3, 5, 5, 9):
@@ -90,9 +86,7 @@ def test_of_more_epochs_than_are_wanted_now_the_newest_are_loaded(open_store: Ca
     assert [r.epoch for r in store.history(Problem("run", b"prompt.."))] == [9, 10]
 
 
-def test_a_snapshot_stays_as_it_was_while_the_store_is_written_to(
-    open_store: Callable[..., SQLiteStore], tmp_path: Path
-) -> None:
+def test_a_snapshot_stays_as_it_was_while_the_store_is_written_to(open_store: OpenSQLite, tmp_path: Path) -> None:
     store = open_store()
     for number in range(3):
         put(store, b"aaaa", prompt=bytes([number] * 4))
@@ -112,7 +106,7 @@ def test_a_snapshot_stays_as_it_was_while_the_store_is_written_to(
     put(store, b"cccc")
 
 
-def test_many_threads_share_transactions_and_lose_nothing(open_store: Callable[..., SQLiteStore]) -> None:
+def test_many_threads_share_transactions_and_lose_nothing(open_store: OpenSQLite) -> None:
     store = open_store()
     syncs = []
     store.submit(lambda connection: connection.set_trace_callback(lambda sql: syncs.append(sql))).result()
@@ -131,7 +125,7 @@ def test_many_threads_share_transactions_and_lose_nothing(open_store: Callable[.
     assert syncs.count("COMMIT") < 400
 
 
-def test_one_that_fails_does_not_spoil_its_group(open_store: Callable[..., SQLiteStore]) -> None:
+def test_one_that_fails_does_not_spoil_its_group(open_store: OpenSQLite) -> None:
     store = open_store()
     gate = Latch()
     store.submit(lambda connection: gate.wait())  # blocks the writer, so that the next three form one group
@@ -144,7 +138,7 @@ def test_one_that_fails_does_not_spoil_its_group(open_store: Callable[..., SQLit
     assert [r.tokens for r in store.history(Problem("run", b"prompt.."))] == [b"good", b"fine"]
 
 
-def test_a_writer_that_is_too_far_behind_refuses(open_store: Callable[..., SQLiteStore]) -> None:
+def test_a_writer_that_is_too_far_behind_refuses(open_store: OpenSQLite) -> None:
     store = open_store(max_backlog=1 << 20)
     gate = Latch()
     store.submit(lambda connection: gate.wait())
@@ -157,9 +151,7 @@ def test_a_writer_that_is_too_far_behind_refuses(open_store: Callable[..., SQLit
     put(store, bytes(2 << 20))  # larger than the limit, but alone
 
 
-def test_a_file_grows_to_its_limit_and_what_leaves_makes_room(
-    open_store: Callable[..., SQLiteStore], tmp_path: Path
-) -> None:
+def test_a_file_grows_to_its_limit_and_what_leaves_makes_room(open_store: OpenSQLite, tmp_path: Path) -> None:
     store = open_store(history_epochs=3, disk=4 << 20)
     full = pytest.raises(StoreFull, match=r"the file has reached its limit \(--disk 4MiB\); nothing of this request")
     with full:
@@ -184,7 +176,7 @@ def test_a_file_grows_to_its_limit_and_what_leaves_makes_room(
     assert store.count() == 2
 
 
-def test_what_an_append_asks_does_not_grow_with_its_problem(open_store: Callable[..., SQLiteStore]) -> None:
+def test_what_an_append_asks_does_not_grow_with_its_problem(open_store: OpenSQLite) -> None:
     """Counted in steps of SQLite's virtual machine, with 64 responses and with 4,096, a full window."""
     steps = []
     for limit in (64, 4096):
@@ -205,7 +197,7 @@ def test_what_an_append_asks_does_not_grow_with_its_problem(open_store: Callable
     assert 0 < steps[1] < 1.5 * steps[0]
 
 
-def test_a_failing_disk_is_reported_and_survived(open_store: Callable[..., SQLiteStore]) -> None:
+def test_a_failing_disk_is_reported_and_survived(open_store: OpenSQLite) -> None:
     store = open_store()
 
     def fail(connection: sqlite3.Connection) -> None:
@@ -216,7 +208,7 @@ def test_a_failing_disk_is_reported_and_survived(open_store: Callable[..., SQLit
     put(store, b"next")
 
 
-def test_closing_writes_what_waits(open_store: Callable[..., SQLiteStore]) -> None:
+def test_closing_writes_what_waits(open_store: OpenSQLite) -> None:
     store = open_store()
     waiting = [store.append(batch(bytes([i] * 4))) for i in range(200)]
     store.close()
@@ -224,7 +216,7 @@ def test_closing_writes_what_waits(open_store: Callable[..., SQLiteStore]) -> No
     assert open_store().count() == 200
 
 
-def test_the_files_settings_are_the_durable_ones(open_store: Callable[..., SQLiteStore]) -> None:
+def test_the_files_settings_are_the_durable_ones(open_store: OpenSQLite) -> None:
     store = open_store()
     settings = store.submit(
         lambda c: [c.execute(f"PRAGMA {name}").fetchone()[0] for name in ("journal_mode", "synchronous")]

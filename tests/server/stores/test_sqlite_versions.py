@@ -15,10 +15,11 @@ from histospec.server.stores.sqlite.database import VERSION
 from histospec.server.stores.sqlite.file import FILE_NAME
 from histospec.server.stores.sqlite.reader import SQLiteSnapshot
 from histospec.server.stores.sqlite.store import SQLiteStore
+from tests.server.stores.conftest import OpenSQLite
 from tests.support.batches import put
 
 
-def test_a_directory_serves_one_store_at_a_time(open_store: Callable[..., SQLiteStore], tmp_path: Path) -> None:
+def test_a_directory_serves_one_store_at_a_time(open_store: OpenSQLite, tmp_path: Path) -> None:
     store = open_store()
     with pytest.raises(ConfigError, match="another server uses it"):
         SQLiteStore(tmp_path, 8)
@@ -50,9 +51,7 @@ def test_a_file_that_is_not_ours_is_left_alone(tmp_path: Path, make: Callable[[P
 
 
 @pytest.mark.parametrize("version", [VERSION - 1, VERSION + 1])
-def test_a_file_of_another_version_is_left_alone(
-    open_store: Callable[..., SQLiteStore], tmp_path: Path, version: int
-) -> None:
+def test_a_file_of_another_version_is_left_alone(open_store: OpenSQLite, tmp_path: Path, version: int) -> None:
     put(store := open_store(), b"kept")
     store.close()
     path = tmp_path / FILE_NAME
@@ -66,7 +65,7 @@ def test_a_file_of_another_version_is_left_alone(
 
 
 def test_a_file_whose_server_was_killed_before_it_made_the_tables_is_used(
-    open_store: Callable[..., SQLiteStore], tmp_path: Path
+    open_store: OpenSQLite, tmp_path: Path
 ) -> None:
     (tmp_path / FILE_NAME).touch()
     with pytest.raises(ConfigError, match="there is no store"):

@@ -2,18 +2,17 @@
 
 import shutil
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import pytest
 import redis
 
 from histospec.server.stores.interface import Problem, Record, ResponseBatch, StoreSize
-from histospec.server.stores.redis.location import Location
-from histospec.server.stores.redis.servers import MEMORY_SECONDS, Memory, Servers
+from histospec.server.stores.redis.servers import MEMORY_SECONDS, Memory
 from histospec.server.stores.redis.store import RedisStore
 from histospec.server.stores.sqlite.store import SQLiteStore
+from tests.server.stores.conftest import OpenRedis, OpenSQLite
 from tests.support.disks import small_disk
 from tests.support.redis_processes import RedisCluster, RedisProcess, require_redis
 from tests.support.waiting import eventually
@@ -22,9 +21,7 @@ MIB = 1 << 20
 BATCH = ResponseBatch(Problem("run", b"prompt.."), [Record(bytes([number]) * MIB, 1) for number in range(8)])
 
 
-def test_sqlite_holds_what_is_stored_and_not_what_left_it(
-    open_store: Callable[..., SQLiteStore], tmp_path: Path
-) -> None:
+def test_sqlite_holds_what_is_stored_and_not_what_left_it(open_store: OpenSQLite, tmp_path: Path) -> None:
     """New responses reuse pages that a drop has freed: a file that was once large is not full."""
     store = open_store(disk=64 * MIB)
     empty = store.size.held
@@ -56,34 +53,11 @@ def test_sqlite_says_what_its_volume_has_left(tmp_path: Path) -> None:
         store.close()
 
 
-def test_a_store_whose_files_are_gone_does_not_say_how_large_they_are(
-    open_store: Callable[..., SQLiteStore], tmp_path: Path
-) -> None:
+def test_a_store_whose_files_are_gone_does_not_say_how_large_they_are(open_store: OpenSQLite, tmp_path: Path) -> None:
     store = open_store(disk=64 * MIB)
     shutil.rmtree(tmp_path)
     assert store.size == StoreSize(None, 64 * MIB, None, None)
     tmp_path.mkdir()
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[RedisProcess]:
-    require_redis()
-    server = RedisProcess(tmp_path / "redis")
-    yield server
-    server.kill()
-
-
-@pytest.fixture
-def connect() -> Iterator[Callable[[str], RedisStore]]:
-    stores = []
-
-    def connect(url: str) -> RedisStore:
-        stores.append(RedisStore(Servers(lambda: Location.parse(url)), 8, "shard-0"))
-        return stores[-1]
-
-    yield connect
-    for store in stores:
-        store.close()
 
 
 def known(store: RedisStore) -> StoreSize:
@@ -92,12 +66,12 @@ def known(store: RedisStore) -> StoreSize:
     return store.size
 
 
-def test_redis_says_how_full_it_is(server: RedisProcess, connect: Callable[[str], RedisStore]) -> None:
-    first = known(connect(server.url))
+def test_redis_says_how_full_it_is(server: RedisProcess, open_redis: OpenRedis) -> None:
+    first = known(open_redis(server.url))
     assert first.held is not None
     assert (first.limit, first.disk_free, first.disk_size) == (None, None, None)  # no maxmemory, and no local disk
     server.client.config_set("maxmemory", 100 * MIB)
-    store = connect(server.url)
+    store = open_redis(server.url)
     store.append(BATCH).result()
     second = known(store)
     assert second.held is not None
@@ -105,13 +79,13 @@ def test_redis_says_how_full_it_is(server: RedisProcess, connect: Callable[[str]
     assert second.limit == 100 * MIB
 
 
-def test_a_cluster_adds_up(tmp_path: Path, connect: Callable[[str], RedisStore]) -> None:
+def test_a_cluster_adds_up(tmp_path: Path, open_redis: OpenRedis) -> None:
     require_redis()
     cluster = RedisCluster(tmp_path)
     try:
         for node in cluster.nodes:
             node.client.config_set("maxmemory", 50 * MIB)
-        size = known(connect(cluster.url))
+        size = known(open_redis(cluster.url))
         used = [node.client.info("memory")["used_memory"] for node in cluster.nodes]
         assert size.limit == 150 * MIB
         assert size.held is not None
@@ -120,13 +94,11 @@ def test_a_cluster_adds_up(tmp_path: Path, connect: Callable[[str], RedisStore])
         cluster.kill()
 
 
-def test_a_user_who_may_not_ask_redis_gets_no_number(
-    server: RedisProcess, connect: Callable[[str], RedisStore]
-) -> None:
+def test_a_user_who_may_not_ask_redis_gets_no_number(server: RedisProcess, open_redis: OpenRedis) -> None:
     server.client.acl_setuser(
         "shard", enabled=True, passwords=["+pw"], categories=["+@all"], commands=["-info"], keys=["*"]
     )
-    store = connect(f"redis://shard:pw@{server.where}")
+    store = open_redis(f"redis://shard:pw@{server.where}")
     assert store.size == StoreSize()
     eventually(lambda: not store._memory._asking, "the question does not end")
     assert store.size == StoreSize()

@@ -7,6 +7,7 @@ include the waits for drafts.
 import math
 import statistics
 from collections import Counter, deque
+from collections.abc import Sequence
 
 from histospec.protocol.costs import speedup
 
@@ -33,7 +34,7 @@ class MinuteReport:
         """Counts a request without a session. `why`: what such requests do, in words that end a line of the log."""
         self._left_out[why] += 1
 
-    def stepped(self, seconds: float, sampled: list[list[int]], drafted: int) -> None:
+    def stepped(self, seconds: float, sampled: Sequence[Sequence[int]], drafted: int) -> None:
         """Counts a step of the engine.
 
         Args:
@@ -43,7 +44,7 @@ class MinuteReport:
         """
         if math.isfinite(seconds):
             self._seconds += seconds
-        self._steps += len(sampled) - sampled.count([])
+        self._steps += sum(map(bool, sampled))
         self._generated += sum(map(len, sampled))
         self._drafted += drafted
 
@@ -59,12 +60,13 @@ class MinuteReport:
         self._asked += asked
         self._answered += len(drafts) - drafts.count([])
 
-    def line(self, now: float, verify_cost: float, learned: bool) -> str | None:
+    def line(self, now: float, verify_cost: float | None = None, learned: bool = False) -> str | None:
         """Returns the line if a minute has passed since the last one and there were steps; else None.
 
         Args:
             now: time on the monotonic clock.
-            verify_cost: the present cost of verifying a drafted token, in units of a step without drafts.
+            verify_cost: the present cost of verifying a drafted token, in units of a step without drafts. None: it is
+                not known; the line says nothing of cost and speed-up.
             learned: whether this cost was measured.
         """
         if self._since is None:
@@ -74,7 +76,7 @@ class MinuteReport:
         self._since = now
         return self.rest(verify_cost, learned)
 
-    def rest(self, verify_cost: float, learned: bool) -> str | None:
+    def rest(self, verify_cost: float | None = None, learned: bool = False) -> str | None:
         """Returns the line of the steps since the last line, if there were any; else None. The arguments are as above.
 
         At the end of an engine, so that a trial of less than a minute shows a line, too.
@@ -89,12 +91,14 @@ class MinuteReport:
             parts.append(f"drafts for {self._answered / self._asked:.0%} of the requests that asked")
         else:
             parts.append("no drafts asked for")
-        parts.append(f"verify cost {verify_cost:.3f} ({'measured' if learned else 'assumed'})")
+        if verify_cost is not None:
+            parts.append(f"verify cost {verify_cost:.3f} ({'measured' if learned else 'assumed'})")
         if self._waits:
             waits = sorted(1000 * wait for wait in self._waits)
             late = waits[math.ceil(0.99 * len(waits)) - 1]
             parts.append(f"waited for drafts {statistics.fmean(waits):.1f} ms per step (p99 {late:.1f} ms)")
-        parts.append(f"estimated speed-up {speedup(generated, steps, drafted, verify_cost):.2f}")
+        if verify_cost is not None:
+            parts.append(f"estimated speed-up {speedup(generated, steps, drafted, verify_cost):.2f}")
         if self._left_out:
             kinds = ", ".join(f"{number} {why}" for why, number in self._left_out.items())
             parts.append(f"without a session: {kinds}")

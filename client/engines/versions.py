@@ -3,15 +3,14 @@
 A response belongs to the weights that generated its end, because a trainer that changes them within a rollout needs the
 newest tokens first. The first of these sources that is available decides:
 
-1. the request's own epoch (`extra_args`);
-2. the number at the end of vLLM's weight version: "step7" is epoch 7 (`LLM.update_weight_version`, or with the weights:
-   `finish_weight_update`);
+1. the request's own epoch, an option;
+2. the number at the end of the engine's weight version: "step7" is epoch 7. In vLLM it comes from
+   `LLM.update_weight_version` or `finish_weight_update`, in SGLang with any update of weights;
 3. how often the weights of this engine have changed. An engine does not know the changes before it started, so the
-server
-   adds this count to the newest epoch that it knew then, unless a client gives explicit epochs. The adapter counts
-   resets of the prefix cache, because every trainer resets it with new weights. Weights that generated no response do
-   not count, so that several resets in a row are one change. If weight versions have names without a number, changes of
-   the name count instead of resets.
+   server adds this count to the newest epoch that it knew then, unless a client gives explicit epochs. vLLM's adapter
+   counts resets of the prefix cache, because every trainer resets it with new weights. Weights that generated no
+   response do not count, so that several resets in a row are one change. If weight versions have names without a
+   number, changes of the name count instead of resets.
 
 Before the first change, the newest epoch of the namespace is right, because another engine may have run before.
 """
@@ -42,7 +41,7 @@ class WeightVersions:
 
     def __init__(self) -> None:
         self.current = Version()
-        self._named: str | None = None  # vLLM's weight version, if it was ever set
+        self._named: str | None = None  # the engine's weight version, if it was ever set
         self._numbered = True  # whether every version so far had a number
         self._used = False  # whether the present weights have generated a response
 
@@ -51,12 +50,12 @@ class WeightVersions:
         self._used = True
 
     def reset(self) -> None:
-        """Notes a reset of the prefix cache, which means new weights unless vLLM has weight versions."""
+        """Notes new weights without a version, such as a reset of the prefix cache; ignored if there are versions."""
         if self._named is None:
             self._change()
 
     def name(self, version: str) -> None:
-        """Notes a new weight version of vLLM."""
+        """Notes a new weight version of the engine."""
         if version == self._named:
             return
         self._named = version

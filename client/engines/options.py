@@ -1,4 +1,4 @@
-"""The options of a request in `SamplingParams.extra_args`: {"histospec": {"problem": "id", "epoch": 3}}.
+"""The options of a request: {"histospec": {"problem": "id", "epoch": 3}}, in vLLM in `SamplingParams.extra_args`.
 
 =========== =========================================================================================================
 problem     explicit problem id
@@ -10,8 +10,8 @@ sample      the number of the response among its siblings, from 0; with coupled 
 commit      false: the request gets drafts, but its response does not join the history; the caller ingests it
 =========== =========================================================================================================
 
-Over HTTP the options come as `vllm_xargs`, which cannot contain dictionaries. Use a JSON text under "histospec", or
-flat keys such as "histospec.problem" (also with an underscore). With `False` under "histospec" the request gets no
+Over vLLM's HTTP the options come as `vllm_xargs`, which cannot contain dictionaries. Use a JSON text under "histospec",
+or flat keys such as "histospec.problem" (also with an underscore). With `False` under "histospec" the request gets no
 session, no drafts and no commit.
 
 Without any option, neither does a request that is no rollout: one that scores its prompt (`prompt_logprobs`), that asks
@@ -23,14 +23,11 @@ import json
 import logging
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from histospec.protocol.limits import MAX_EPOCH, MAX_PROBLEM
 
-if TYPE_CHECKING:
-    from histospec.client.vllm.interface import SamplingParams
-
-logger = logging.getLogger("histospec.vllm")
+logger = logging.getLogger("histospec.engines")
 
 ONE_TOKEN = "ask for one token"
 MAX_INT64 = 2**63 - 1
@@ -80,18 +77,24 @@ def read_options(extra_args: Mapping[str, Any] | None, prompt_tokens: int) -> Re
     return options
 
 
-def why_no_rollout(parameters: "SamplingParams", options: RequestOptions) -> str:
-    """Returns what a request without a session does, for the log; empty for a rollout."""
+def why_no_rollout(options: RequestOptions, prefills: bool, scores_prompt: bool, one_token: bool) -> str:
+    """Returns what a request without a session does, for the log; empty for a rollout.
+
+    Args:
+        options: the request's own; any of them makes it a rollout.
+        prefills: another engine decodes.
+        scores_prompt: it asks for the log-probabilities of its prompt.
+        one_token: it generates one token at most.
+    """
     if not options.enabled:
         return "are switched off"
     if options != RequestOptions():
         return ""
-    transfer = (parameters.extra_args or {}).get("kv_transfer_params")
-    if isinstance(transfer, Mapping) and transfer.get("do_remote_decode"):
+    if prefills:
         return "prefill for another engine"
-    if parameters.prompt_logprobs is not None:
+    if scores_prompt:
         return "score their prompt"
-    return ONE_TOKEN if parameters.max_tokens == 1 else ""
+    return ONE_TOKEN if one_token else ""
 
 
 def _gather(extra_args: Mapping[str, Any]) -> dict[str, Any] | None:

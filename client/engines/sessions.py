@@ -1,4 +1,4 @@
-"""The draft sessions of an engine's requests: the tokens sent, the drafts, and the end of each. Does not import vLLM.
+"""The draft sessions of an engine's requests: the tokens sent, the drafts, and the end of each.
 
 A session must be sent exactly the tokens that its request generated, or the history would hold text that the policy did
 not write. So every session counts the tokens sent, and the caller compares. A session that was sent more than its
@@ -8,20 +8,34 @@ request kept starts again from the request's own tokens.
 import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from histospec.client.vllm.coupled.alternatives import Gathered
-from histospec.client.vllm.options import RequestOptions
-from histospec.client.vllm.versions import Version
+from histospec.client.engines.alternatives import Gathered, Step
+from histospec.client.engines.options import RequestOptions
+from histospec.client.engines.versions import Version
 from histospec.protocol.costs import DEFAULT_VERIFY_COST
 
 if TYPE_CHECKING:
     from histospec.client import Draft, DraftClient, Pending
-    from histospec.client.vllm.choice.model_drafter import Verified
-    from histospec.client.vllm.coupled.alternatives import Step
 
 
 WHOLE = 1024  # as the number of verified tokens: the whole draft, however long
+
+
+class Verified(NamedTuple):
+    """What a step verified of a request's drafts.
+
+    Attributes:
+        request: the id of the request.
+        history: how many tokens of the server's draft, from its first on.
+        drafted: how many tokens of the model's draft beyond those that the server drafted, too.
+        accepted: how many of the latter were accepted.
+    """
+
+    request: str
+    history: int
+    drafted: int
+    accepted: int
 
 
 @dataclass(slots=True)
@@ -73,7 +87,7 @@ class RequestSessions:
         session = self._sessions.get(request_id)
         return None if session is None else session.sent
 
-    def verified(self, steps: "Iterable[Verified]") -> None:
+    def verified(self, steps: Iterable[Verified]) -> None:
         """Notes what a step verified with drafts of the model's own drafter, for the next message to the server."""
         for step in steps:
             if (session := self._sessions.get(step.request)) is not None:
@@ -82,7 +96,7 @@ class RequestSessions:
                 session.model_drafted += step.drafted
                 session.model_accepted += step.accepted
 
-    def keep(self, request_id: str, start: int, step: "Step") -> None:
+    def keep(self, request_id: str, start: int, step: Step) -> None:
         """Keeps the alternatives of the tokens that the request got from its output token `start` on."""
         if (session := self._sessions.get(request_id)) is not None:
             session.alternatives = session.alternatives or Gathered()

@@ -1,0 +1,40 @@
+"""Settings that the adapters of all engines share, and how they read the environment."""
+
+import os
+
+from histospec.client import arguments
+from histospec.protocol.limits import DEFAULT_MAX_DRAFT
+
+DRAFT_TOKENS = 16
+"""The longest draft that HISTOSPEC_ENABLE=1 fills in."""
+
+
+def enabled() -> bool:
+    """Returns whether an engine's settings for drafts are filled in. Raises ValueError if the variable is invalid."""
+    return switch("HISTOSPEC_ENABLE", False)
+
+
+def draft_tokens() -> int:
+    """Returns the longest draft that is filled in. Raises ValueError if HISTOSPEC_DRAFT_TOKENS is invalid."""
+    return tokens("HISTOSPEC_DRAFT_TOKENS", 1) or DRAFT_TOKENS
+
+
+def tokens(name: str, least: int, auto: bool = False) -> int | None:
+    """Returns a number of tokens; None if the variable is empty, or "auto" where that is allowed."""
+    text = os.environ.get(name, "")
+    if not text or (auto and text == "auto"):
+        return None
+    if not text.isdecimal() or not least <= int(text) <= DEFAULT_MAX_DRAFT:
+        either = "'auto' or " if auto else ""
+        raise ValueError(
+            f"{name}: expected {either}an integer from {least} to {DEFAULT_MAX_DRAFT}, got {arguments.shown(text)}"
+        )
+    return int(text)
+
+
+def switch(name: str, default: bool) -> bool:
+    """Returns whether a variable is 1; `default` if it is empty. Raises ValueError for anything but 0 and 1."""
+    text = os.environ.get(name, "")
+    if text not in ("", "0", "1"):
+        raise ValueError(f"{name}: expected 0 or 1, got {arguments.shown(text)}")
+    return default if not text else text == "1"

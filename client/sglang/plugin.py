@@ -1,0 +1,128 @@
+"""The plug-in that SGLang loads in its processes (entry point sglang.srt.plugins). It wraps these functions of SGLang:
+
+============================================ ====================================================================
+ServerArgs.resolve_once                      fills in the arguments for drafts, with HISTOSPEC_ENABLE=1
+Scheduler.__init__                           connects to the server, after SGLang has made the scheduler
+Scheduler._add_request_to_queue              opens a session
+Scheduler.get_next_batch_to_run              announces new sessions
+Scheduler.send_abort_output                  closes the session of a request that is aborted in the queue
+Scheduler.record_weight_version_change       notes new weights
+Scheduler.release_host_resources             sends the last responses
+SchedulerOutputStreamer.stream_output        sends new tokens and finished responses before SGLang sends its outputs
+NGRAMWorker._prepare_draft_tokens            puts the drafts into the places that SGLang verifies
+============================================ ====================================================================
+
+SGLang's own registry does the wrapping (`HookRegistry`). SGLang logs an exception of a plug-in and goes on; the
+functions below raise only where the engine must not start.
+"""
+
+import importlib
+import logging
+import pkgutil
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from histospec.client.engines import environment
+from histospec.client.sglang import places, settings
+from histospec.client.sglang.adapter import SchedulerDrafts, drafts_of
+from histospec.client.sglang.interface import NgramWorker, Req, ScheduleBatch
+from histospec.client.sglang.ranks import Ranks
+
+logger = logging.getLogger("histospec.sglang")
+
+SCHEDULER = "sglang.srt.managers.scheduler"
+STREAMER = "sglang.srt.managers.scheduler_components.output_streamer.SchedulerOutputStreamer"
+WORKER = "sglang.srt.speculative.ngram_worker.NGRAMWorker"
+
+# Of this process, which has at most one scheduler.
+_current: SchedulerDrafts | None = None  # in the first rank of an engine
+_ranks: Ranks | None = None
+
+
+def register() -> None:
+    """Wraps what this process needs, if the user has asked for drafts.
+
+    A scheduler's process has loaded its module when it loads plug-ins. If a function is missing, none is wrapped.
+    """
+    if not settings.wanted():
+        return
+    registry = importlib.import_module("sglang.srt.plugins.hook_registry")
+    kind = registry.HookType
+    hooks: list[tuple[str, Any, Any]] = []
+    if environment.enabled():
+        hooks.append(("sglang.srt.server_args.ServerArgs.resolve_once", settings.fill_in, kind.BEFORE))
+    if SCHEDULER in sys.modules:
+        hooks += [
+            (f"{SCHEDULER}.Scheduler.__init__", _made, kind.AFTER),
+            (f"{SCHEDULER}.Scheduler._add_request_to_queue", _queued, kind.AFTER),
+            (f"{SCHEDULER}.Scheduler.get_next_batch_to_run", _choosing, kind.BEFORE),
+            (f"{SCHEDULER}.Scheduler.send_abort_output", _aborted, kind.AFTER),
+            (f"{SCHEDULER}.Scheduler.record_weight_version_change", _new_weights, kind.AFTER),
+            (f"{SCHEDULER}.Scheduler.release_host_resources", _leaving, kind.BEFORE),
+            (f"{STREAMER}.stream_output", _processed, kind.BEFORE),
+            (f"{WORKER}._prepare_draft_tokens", _prepare, kind.AROUND),
+        ]
+    if lacking := [target for target, _, _ in hooks if not _exists(target)]:
+        logger.warning(
+            "HistoSpec: this SGLang has no %s, so its engines start WITHOUT drafts from the server (docs/sglang.md)",
+            ", ".join(lacking),
+        )
+        return
+    for target, hook, when in hooks:
+        registry.HookRegistry.register(target, hook, when)
+
+
+def _exists(target: str) -> bool:
+    try:
+        pkgutil.resolve_name(target)
+    except (ImportError, AttributeError):
+        return False
+    return True
+
+
+def _made(result: Any, scheduler: Any, *args: Any, **kwargs: Any) -> None:
+    global _current, _ranks
+    if settings.drafts_here(scheduler):
+        _ranks = Ranks(scheduler.tp_group, scheduler.draft_worker.draft_token_num)
+        if _ranks.leads:
+            _current = scheduler._histospec = SchedulerDrafts(scheduler)
+
+
+def _queued(result: Any, scheduler: Any, req: Req, *args: Any, **kwargs: Any) -> None:
+    drafts = drafts_of(scheduler)
+    if drafts is not None and scheduler.waiting_queue and scheduler.waiting_queue[-1] is req:  # it was not refused
+        drafts.queued(req)
+
+
+def _choosing(scheduler: Any, *args: Any, **kwargs: Any) -> None:
+    if (drafts := drafts_of(scheduler)) is not None:
+        drafts.choosing()
+
+
+def _processed(streamer: Any, reqs: Sequence[Req], *args: Any, **kwargs: Any) -> None:
+    if _current is not None:
+        _current.processed(reqs)
+
+
+def _aborted(result: Any, scheduler: Any, abort: Any, req: Req, *args: Any, **kwargs: Any) -> None:
+    if (drafts := drafts_of(scheduler)) is not None:
+        drafts.aborted(req)
+
+
+def _new_weights(result: Any, scheduler: Any, new_version: str | None, *args: Any, **kwargs: Any) -> None:
+    if (drafts := drafts_of(scheduler)) is not None:
+        drafts.new_weights(new_version)
+
+
+def _leaving(scheduler: Any, *args: Any, **kwargs: Any) -> None:
+    if (drafts := drafts_of(scheduler)) is not None:
+        drafts.shut_down()
+
+
+def _prepare(prepare: Callable[..., Any], worker: NgramWorker, batch: ScheduleBatch, *args: Any, **kwargs: Any) -> Any:
+    tokens, mask = prepare(worker, batch, *args, **kwargs)
+    if _ranks is not None:
+        rows = () if _current is None else _current.drafts(batch)
+        places.put(tokens, mask, _ranks.share(rows, len(batch.reqs)), worker.draft_token_num)
+    return tokens, mask
