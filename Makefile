@@ -14,6 +14,7 @@
 # make wheels  the wheels of a release, in manylinux containers (Docker)
 # make test-verl   rollouts through verl, in an environment of its own
 # make test-sglang  rollouts through SGLang's scheduler on the CPU, in an environment of its own
+# make test-v2   vLLM's model runner V2 on the CPU, its kernels interpreted, in environments of their own; an hour
 # make test-ray    a job on a real cluster of Ray, in an environment of its own
 # make test-image  the image built and run with buildah and podman, as root
 # make test-cluster  the chart in a real control plane: etcd, API server, controllers, scheduler, several versions of Helm
@@ -22,6 +23,8 @@ PYTHON ?= python3
 VENV := .venv
 VENV_OLD := .venv-vllm-0.27
 VENV_MID := .venv-vllm-0.29
+VENV_V2 := .venv-v2
+VENV_V2_NEXT := .venv-v2-next
 VENV_VERL := .venv-verl
 VENV_SGLANG := .venv-sglang
 VENV_RAY := .venv-ray
@@ -32,6 +35,7 @@ RAY := 2.60.0
 VLLM_NEW := 0.32.0
 VLLM_OLD := 0.27.0
 VLLM_MID := 0.29.0
+VLLM_NEXT := 0.33.0
 UV := 0.13.9
 BIN := $(VENV)/bin
 NATIVE_SOURCES := $(shell find native -name '*.cc' -o -name '*.h' -o -name 'CMakeLists.txt')
@@ -50,7 +54,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_COMPILE := 0
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo dist wheels test check check-types check-locks check-style check-docs docs lock bench study chaos fuzz setup clean manifests test-image test-cluster tools test-native test-python test-vllm test-long test-verl test-sglang test-ray test-vllm-$(VLLM_NEW) test-vllm-$(VLLM_OLD) test-vllm-$(VLLM_MID) vllm-versions
+.PHONY: demo dist wheels test check check-types check-locks check-style check-docs docs lock bench study chaos fuzz setup clean manifests test-image test-cluster tools test-native test-python test-vllm test-long test-verl test-sglang test-ray test-vllm-$(VLLM_NEW) test-vllm-$(VLLM_OLD) test-vllm-$(VLLM_MID) test-v2 test-v2-$(VLLM_NEW) test-v2-$(VLLM_NEXT) vllm-versions
 
 setup: $(VENV)/.ready
 
@@ -151,6 +155,26 @@ OLD_TESTS := tests/vllm/test_interface.py tests/vllm/test_patches.py tests/vllm/
 vllm-versions: setup
 	$(BIN)/python -m scripts.vllm_versions --record
 
+# vLLM's model runner V2 with kernels in Triton's interpreter. V2_TESTS is what `make test` runs of it.
+$(VENV_V2)/.ready: VERSION := $(VLLM_NEW)
+$(VENV_V2_NEXT)/.ready: VERSION := $(VLLM_NEXT)
+$(VENV_V2)/.ready $(VENV_V2_NEXT)/.ready: scripts/install_v2.py $(VENV)/.ready
+	$(PYTHON) -m scripts.install_v2 $(VERSION) $(@D) $(VENV)
+	HISTOSPEC_CLIENT_ONLY=1 $(@D)/bin/pip install -q -e .
+	touch $@
+
+V2_TESTS := tests/vllm/test_runner_v2.py
+IN_V2 = VLLM_USE_V2_MODEL_RUNNER=1 TRITON_INTERPRET=1 HISTOSPEC_TEST_SERVER=$(abspath $(BIN))/histospec \
+  $(<D)/bin/python -m pytest -q -n 2 $(BY_FILE) -o timeout=900
+
+test-v2-$(VLLM_NEW): $(VENV_V2)/.ready
+test-v2-$(VLLM_NEXT): $(VENV_V2_NEXT)/.ready
+test-v2-$(VLLM_NEW) test-v2-$(VLLM_NEXT):
+	$(IN_V2) $(V2_TESTS)
+
+test-v2:
+	$(MAKE) --no-print-directory test-v2-$(VLLM_NEW) test-v2-$(VLLM_NEXT) V2_TESTS="tests/vllm -m 'not long'"
+
 # In an environment of its own: verl and the newest vLLM need different versions of transformers.
 $(VENV_VERL)/.ready: scripts/install_verl.py $(VENV)/.ready
 	$(PYTHON) -m scripts.install_verl $(VERL) $(VENV_VERL) $(VENV)
@@ -227,5 +251,5 @@ fuzz: setup
 	scripts/fuzz
 
 clean:
-	rm -rf build dist $(VENV) $(VENV_OLD) $(VENV_MID) $(VENV_VERL) $(VENV_SGLANG) $(VENV_RAY) *.egg-info native/python/*.so
+	rm -rf build dist $(VENV_V2) $(VENV_V2_NEXT) $(VENV) $(VENV_OLD) $(VENV_MID) $(VENV_VERL) $(VENV_SGLANG) $(VENV_RAY) *.egg-info native/python/*.so
 	find . -name '*_pb2*.py*' -not -path './.venv*' -delete

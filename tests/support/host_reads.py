@@ -1,12 +1,12 @@
-"""Reads of a tensor's values by the host, as a GPU would have to wait for them. On a CPU they cost nothing and cannot fail."""
+"""Counts the host's reads of tensors. On a GPU each waits for the device; on a CPU none can fail, or be seen in a time."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 READS = frozenset(
-    ["__bool__", "__complex__", "__contains__", "__float__", "__index__", "__int__", "cpu", "equal", "allclose", "is_nonzero",
-     "item", "masked_select", "nonzero", "numpy", "tolist", "unique"]
+    ["__bool__", "__complex__", "__contains__", "__float__", "__index__", "__int__", "allclose", "cpu", "equal",
+     "is_nonzero", "item", "masked_select", "nonzero", "numpy", "tolist", "unique"]
 )  # fmt: skip
 
 
