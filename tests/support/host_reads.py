@@ -1,4 +1,4 @@
-"""Counts the host's reads of tensors. On a GPU each waits for the device; on a CPU none can fail, or be seen in a time."""
+"""Counts reads of tensors by the host. On a GPU each waits for the device; on a CPU neither a test nor a time shows it."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
