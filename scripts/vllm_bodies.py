@@ -4,11 +4,31 @@ By name and digest (scripts/vllm_sources.py): what the function does otherwise, 
 docs/vllm-versions.md shows them with their releases.
 """
 
-from histospec.client.vllm.needs import CORE, DETOKENIZER, ENGINE_ARGS, REJECTION, RUNNER, SCHEDULER, TOP_K_TOP_P
+from histospec.client.vllm.needs import (
+    CONFIG,
+    CORE,
+    DETOKENIZER,
+    ENGINE_ARGS,
+    REJECTION,
+    RUNNER,
+    SCHEDULER,
+    TOP_K_TOP_P,
+    V2,
+)
 
 NO_DRAFTS = "does not read the configuration of speculation; a step without drafts is prepared as without speculation"
 
 READ: dict[str, dict[str, str]] = {
+    f"{CONFIG}.__post_init__": {
+        "6ffbccd3aebf": "asks for the methods that asynchronous scheduling excludes with V1 only, so with V2 it would "
+        "be on by default; the adapter sets it before. `make test-v2` runs it",
+    },
+    f"{CONFIG}._get_v2_model_runner_unsupported_features": {
+        "37a0d8aaf7e7": "names two speculative methods that V2 lacks, not four; `make test-v2` runs it",
+    },
+    f"{V2}:init_speculator": {
+        "1d0ff1a6887a": "knows more methods of drafters; HistoSpec's never reaches it. `make test-v2` runs it",
+    },
     f"{ENGINE_ARGS}.create_speculative_config": {
         "b9f9707b12d2": "takes the names of `speculative_config` as they are, without replacing hyphens",
     },

@@ -63,6 +63,7 @@ class Wanted(NamedTuple):
     takes: tuple[str, ...] = ()
     body: bool = False
     without: str = ""
+    since: str = ""
     exact: bool = False
 
 
@@ -70,7 +71,7 @@ def wanted() -> dict[str, Wanted]:
     """Returns everything that the adapter relies on, by name: the lists that client/vllm/needs.py names, as one."""
     names: dict[str, Wanted] = {}
     listed = [one for need in NEEDS for one in _of_need(need)]
-    replaced = [Wanted(patch.symbol, body=True) for patch in PATCHES]
+    replaced = [Wanted(patch.symbol, body=True, since=patch.since) for patch in PATCHES]
     for one in (*listed, *_declared(), *replaced):
         known = names.get(one.symbol, one)
         names[one.symbol] = Wanted(
@@ -79,14 +80,15 @@ def wanted() -> dict[str, Wanted]:
             known.takes or one.takes,
             known.body or one.body,
             known.without or one.without,
+            min(known.since, one.since),
             known.exact or one.exact,
         )
     return dict(sorted(names.items()))
 
 
 def _of_need(need: Need) -> Iterator[Wanted]:
-    yield Wanted(need.symbol, need.begins, need.takes, need.body, need.without)
-    yield from (Wanted(f"{need.symbol}.{name}", without=need.without) for name in need.has)
+    yield Wanted(need.symbol, need.begins, need.takes, need.body, need.without, need.since)
+    yield from (Wanted(f"{need.symbol}.{name}", without=need.without, since=need.since) for name in need.has)
 
 
 def _declared() -> Iterator[Wanted]:
@@ -141,12 +143,18 @@ class Verdict:
         return not self.missing and not self.unread
 
 
-def judge(found: dict[str, Found | None], tested: Iterable[dict[str, Found | None]]) -> Verdict:
-    """Compares what sources have with what the adapter relies on, and with the sources of tested releases."""
+def judge(found: dict[str, Found | None], tested: Iterable[dict[str, Found | None]], version: str = "") -> Verdict:
+    """Compares what sources have with what the adapter relies on, and with the sources of tested releases.
+
+    `version`: the release of the sources. Empty: a release in which the adapter uses everything.
+    """
     verdict, tested = Verdict(), list(tested)
     for symbol, want in wanted().items():
         here = found[symbol]
-        if here is None or not fits(want, here.parameters):
+        if version and version < want.since:
+            if want.without not in ("", *verdict.without):
+                verdict.without.append(want.without)
+        elif here is None or not fits(want, here.parameters):
             if not want.without:
                 verdict.missing.append(symbol)
             elif want.without not in verdict.without:
@@ -210,7 +218,7 @@ class Record:
 
     def verdict(self, version: str) -> Verdict:
         """Returns the verdict on a recorded release."""
-        return judge(self.found[version], [self.found[tested] for tested in releases.TESTED])
+        return judge(self.found[version], [self.found[tested] for tested in releases.TESTED], version)
 
     def text(self) -> str:
         """Returns the tables of docs/vllm-versions.md: the releases, and the bodies that were read."""

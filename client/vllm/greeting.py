@@ -1,7 +1,6 @@
 """The adapter's checks and log lines when an engine starts: which vLLM it is, then what any engine says."""
 
 import logging
-import sys
 from typing import TYPE_CHECKING
 
 from histospec.client.engines import greeting
@@ -24,7 +23,7 @@ def greet(client: "DraftClient", max_tokens: int, runner: str) -> None:
     Raises:
         ValueError: max_tokens exceeds the limit of a shard, or a file of the client's settings cannot be read.
     """
-    version = getattr(sys.modules.get("vllm"), "__version__", None)
-    if version is not None and (doubt := releases.doubt(version)):
+    version = releases.installed()
+    if version and (doubt := releases.doubt(version)):
         logger.log(logging.WARNING if releases.unknown(version) else logging.INFO, "HistoSpec: %s", doubt)
     greeting.greet(client, max_tokens, "num_speculative_tokens", f", model runner {runner}")

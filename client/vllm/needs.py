@@ -21,6 +21,7 @@ class Need(NamedTuple):
         begins: the parameters that the function must begin with, in order; others may follow.
         takes: parameters that the function must accept by name.
         body: the adapter relies on what the function does, beyond its signature.
+        since: the first release in which the adapter uses it; empty: all.
         without: what happens with a vLLM that lacks it or has another signature; empty: the adapter does not work.
     """
 
@@ -30,6 +31,7 @@ class Need(NamedTuple):
     takes: tuple[str, ...] = ()
     body: bool = False
     without: str = ""
+    since: str = ""
 
 
 SCHEDULER = "vllm.v1.core.sched.scheduler:Scheduler"
@@ -49,7 +51,10 @@ _SAMPLE = ("logits", "generators", "k", "p")
 NO_SETTING = "it does not exist, so there is nothing to check"
 """For settings that the adapter only refuses."""
 
-_NO_V2 = "vLLM uses its model runner V1"
+FIRST_V2 = "0.32.0"
+"""The first release whose model runner V2 verifies drafts of the server; with older ones vLLM uses V1."""
+
+_NO_V2 = "drafts go through vLLM's model runner V1, whatever vLLM would choose"
 _NOT_ENABLED = "`HISTOSPEC_ENABLE=1` is refused at the start"
 _NO_NUMBER = "the model's own drafter makes all its tokens in every step"
 
@@ -96,17 +101,21 @@ NEEDS = (
     Need(f"{CORE}.set_weight_version", begins=("self", "weight_version"), body=True,
          without="responses get their epoch from counted weight changes"),
     # Model runner V2: where it takes drafts from.
-    Need(f"{CONFIG}._get_v2_model_runner_unsupported_features", begins=("self",), body=True, without=_NO_V2),
-    Need(f"{CONFIG}.__post_init__", without=_NO_V2),
-    Need(f"{V2}:init_speculator", begins=("vllm_config", "device", "req_states"), without=_NO_V2),
+    Need(f"{CONFIG}._get_v2_model_runner_unsupported_features", begins=("self",), body=True,
+         without=_NO_V2, since=FIRST_V2),
+    Need(f"{CONFIG}.__post_init__", begins=("self",), body=True, without=_NO_V2, since=FIRST_V2),
+    Need(f"{V2}:init_speculator", begins=("vllm_config", "device", "req_states"), without=_NO_V2, since=FIRST_V2),
     Need("vllm.v1.worker.gpu.spec_decode.speculator:BaseSpeculator",
-         has=("init_cudagraph_manager", "capture", "propose"), without=_NO_V2),
-    Need(RUNNER_V2, has=("req_states", "speculator"), without=_NO_V2),
-    Need(f"{RUNNER_V2}.update_requests", begins=("self", "scheduler_output"), body=True, without=_NO_V2),
-    Need(f"{RUNNER_V2}.take_draft_token_ids", begins=("self",), body=True, without=_NO_V2),
-    Need(f"{RUNNER_V2}.gather_batch_req_state", begins=("self", "scheduler_output"), body=True, without=_NO_V2),
-    Need("vllm.v1.worker.gpu.states:RequestState", has=("draft_tokens", "req_id_to_index"), without=_NO_V2),
-    Need("vllm.v1.worker.gpu.input_batch:InputBatch", has=("idx_mapping",), without=_NO_V2),
+         has=("init_cudagraph_manager", "capture", "propose"), without=_NO_V2, since=FIRST_V2),
+    Need(RUNNER_V2, has=("req_states", "speculator"), without=_NO_V2, since=FIRST_V2),
+    Need(f"{RUNNER_V2}.update_requests", begins=("self", "scheduler_output"), body=True,
+         without=_NO_V2, since=FIRST_V2),
+    Need(f"{RUNNER_V2}.take_draft_token_ids", begins=("self",), body=True, without=_NO_V2, since=FIRST_V2),
+    Need(f"{RUNNER_V2}.gather_batch_req_state", begins=("self", "scheduler_output"), body=True,
+         without=_NO_V2, since=FIRST_V2),
+    Need("vllm.v1.worker.gpu.states:RequestState", has=("draft_tokens", "req_id_to_index"),
+         without=_NO_V2, since=FIRST_V2),
+    Need("vllm.v1.worker.gpu.input_batch:InputBatch", has=("idx_mapping",), without=_NO_V2, since=FIRST_V2),
     # The configuration.
     Need("vllm.platforms:current_platform"),
     Need("vllm.platforms.interface:Platform", has=("is_cpu",)),

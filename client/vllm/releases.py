@@ -6,6 +6,7 @@ docs/vllm-versions.md has the table. A test compares these lists with what the c
 """
 
 import re
+import sys
 
 TESTED = ("0.27.0", "0.29.0", "0.32.0")
 AGREE = (
@@ -17,6 +18,16 @@ AGREE = (
 def too_old(version: str) -> bool:
     """Returns whether a release, such as "0.21.0", is older than all that the adapter works with."""
     return _numbers(version) < min(map(_numbers, (*TESTED, *AGREE)))
+
+
+def installed() -> str:
+    """Returns the release of vLLM that this process has imported; empty: none."""
+    return getattr(sys.modules.get("vllm"), "__version__", "")
+
+
+def before(version: str, release: str) -> bool:
+    """Returns whether a version, such as "0.31.0+cpu", is older than a release."""
+    return _numbers(version) < _numbers(release)
 
 
 def unknown(version: str) -> bool:

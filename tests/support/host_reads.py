@@ -1,4 +1,4 @@
-"""Counts reads of tensors by the host. On a GPU each waits for the device; on a CPU neither a test nor a time shows it."""
+"""Counts reads of tensors by the host. On a GPU each waits for the device; on a CPU neither tests nor times show it."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -13,6 +13,8 @@ vLLM's model runners then has one more attribute, `_histospec_texts`, and each o
 
 from typing import NamedTuple
 
+from histospec.client.vllm.needs import FIRST_V2
+
 
 class Patch(NamedTuple):
     """One function of vLLM that HistoSpec replaces.
@@ -24,6 +26,7 @@ class Patch(NamedTuple):
         versions: the versions of vLLM that have the symbol in the known form, and what happens with others.
         why: what is wrong or missing without the replacement.
         until: when the replacement can be removed.
+        since: the first release in which the function is replaced; empty: all.
     """
 
     symbol: str
@@ -32,6 +35,7 @@ class Patch(NamedTuple):
     versions: str
     why: str
     until: str
+    since: str = ""
 
 
 PATCHES = (
@@ -47,9 +51,10 @@ PATCHES = (
         symbol="vllm.config.vllm:VllmConfig._get_v2_model_runner_unsupported_features",
         room="choosing",
         installed_by="the plug-in",
-        versions="run with 0.32 and 0.33; older ones without it keep V1",
+        versions="run with 0.32 and 0.33; older ones keep V1",
         why="vLLM chooses V1, which it will remove, for every speculative method of a class that it does not know",
         until="vLLM's model runner V2 takes drafts from the scheduler, or classes that draft",
+        since=FIRST_V2,
     ),
     Patch(
         symbol="vllm.config.vllm:VllmConfig.__post_init__",
@@ -58,6 +63,7 @@ PATCHES = (
         versions="run with 0.32 and 0.33",
         why="with V2, vLLM turns asynchronous scheduling on by default, where it schedules before drafts are known",
         until="the adapter drafts under asynchronous scheduling by default",
+        since=FIRST_V2,
     ),
     Patch(
         symbol="vllm.v1.worker.worker_base:WorkerBase.__init__",
@@ -98,6 +104,7 @@ PATCHES = (
         versions="run with 0.32 and 0.33",
         why="V2 knows no speculative method of the class `custom_class`",
         until="vLLM makes speculators of classes that the user names",
+        since=FIRST_V2,
     ),
     Patch(
         symbol="vllm.v1.worker.gpu.model_runner:GPUModelRunner.update_requests",
@@ -106,6 +113,7 @@ PATCHES = (
         versions="run with 0.32 and 0.33",
         why="V2 takes the number of drafted tokens from the scheduler, but not the tokens",
         until="V2 copies the scheduler's drafts to the device",
+        since=FIRST_V2,
     ),
     Patch(
         symbol="vllm.v1.worker.gpu.model_runner:GPUModelRunner.take_draft_token_ids",
@@ -114,6 +122,7 @@ PATCHES = (
         versions="run with 0.32 and 0.33",
         why="V2 returns placeholders, -1, which the scheduler would have verified where no draft arrives",
         until="V2 returns no drafts if its speculator has none",
+        since=FIRST_V2,
     ),
     Patch(
         symbol="vllm.v1.engine.core:EngineCore.set_weight_version",

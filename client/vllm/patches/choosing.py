@@ -9,7 +9,8 @@ import functools
 import importlib
 from typing import Any
 
-from histospec.client.vllm import settings
+from histospec.client.vllm import releases, settings
+from histospec.client.vllm.needs import FIRST_V2
 from histospec.client.vllm.patches.replacing import attach, is_replaced, replace
 
 FEATURES = "_get_v2_model_runner_unsupported_features"
@@ -17,9 +18,11 @@ REFUSED = "speculative method 'custom_class'"
 
 
 def install() -> None:
-    """Replaces two methods of vLLM's configuration, at most once per process. A vLLM without V2 stays unchanged."""
+    """Replaces two methods of vLLM's configuration, at most once per process. Older releases stay unchanged."""
     config: Any = importlib.import_module("vllm.config.vllm").VllmConfig
-    if getattr(config, FEATURES, None) is None or is_replaced(config, FEATURES):
+    if releases.before(releases.installed(), FIRST_V2) or not hasattr(config, FEATURES):
+        return
+    if is_replaced(config, FEATURES):
         return
     replace(config, FEATURES, _admitting(getattr(config, FEATURES)))
     replace(config, "__post_init__", _synchronous(config.__post_init__))
