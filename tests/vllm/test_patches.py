@@ -17,7 +17,8 @@ import json, os
 from importlib import import_module
 from types import SimpleNamespace
 
-from histospec.client.vllm import settings
+import vllm
+from histospec.client.vllm import releases, settings
 from histospec.client.vllm.patches import PATCHES, plugin, sampling, weight_versions
 from histospec.client.vllm.patches.replacing import is_replaced
 
@@ -33,6 +34,7 @@ def owner(symbol):
 def replaced():
     return [p.symbol for p in PATCHES if is_replaced(*places[p.symbol])]
 
+PATCHES = [p for p in PATCHES if not releases.before(vllm.__version__, p.since)]
 places = {p.symbol: owner(p.symbol) for p in PATCHES}
 # vLLM sets `forward` of each sampler when it makes one.
 (of_a_sampler,) = [symbol for symbol in places if symbol.endswith(":TopKTopPSampler.forward")]
@@ -51,12 +53,16 @@ for _ in range(2):
         )
         plugin.preparing(lambda self, vllm_config: None)(None, config)
         said.setdefault(f"in a worker of {name}", replaced())
+    if any(p.room == "runner_v2" for p in PATCHES):
+        config.use_v2_model_runner = True
+        plugin.preparing(lambda self, vllm_config: None)(None, config)
     weight_versions.install()
     plugin.register()
     sampling.couple(sampler)
     said["all"] = replaced()
     once = {symbol: getattr(*place) for symbol, place in places.items()}
     said.setdefault("first", {symbol: id(function) for symbol, function in once.items()})
+said["table"] = list(places)
 said["twice"] = [symbol for symbol, function in once.items() if id(function) != said["first"][symbol]]
 print(json.dumps(said))
 """
@@ -73,27 +79,30 @@ def said() -> Any:
 
 
 def test_every_symbol_of_the_table_is_replaced_once(said: Any) -> None:
-    from histospec.client.vllm.patches import PATCHES
-
     assert said["before"] == []
-    assert said["all"] == [patch.symbol for patch in PATCHES]
+    assert said["all"] == said["table"]
     assert said["twice"] == []
 
 
 def test_workers_of_other_engines_are_left_alone(said: Any) -> None:
-    mark = ["vllm.v1.worker.worker_base:WorkerBase.__init__"]
-    assert said["by the plug-in"] == mark
+    mark = said["by the plug-in"]
+    assert mark[-1] == "vllm.v1.worker.worker_base:WorkerBase.__init__"
+    assert all(symbol.startswith("vllm.config.vllm:VllmConfig.") for symbol in mark[:-1])
     assert said["in a worker of None"] == said["in a worker of vllm.v1.core.sched.scheduler.Scheduler"] == mark
-    assert len(said["in a worker of histospec.client.vllm.HistoSpecScheduler"]) == 4
+    assert len(said["in a worker of histospec.client.vllm.HistoSpecScheduler"]) == len(mark) + 3
 
 
+@pytest.mark.v1
 def test_an_engine_that_drafts_has_those_of_its_workers_and_scheduler(engine: StartEngine, nowhere: str) -> None:
     from histospec.client.vllm.patches import PATCHES
     from histospec.client.vllm.patches.replacing import is_replaced
 
     engine(nowhere)
     for patch in PATCHES:
-        if patch.installed_by.startswith(("HistoSpecScheduler", "WorkerBase")) and patch.room != "drafter":
+        if patch.installed_by.startswith(("HistoSpecScheduler", "WorkerBase")) and patch.room not in (
+            "drafter",
+            "runner_v2",
+        ):
             module, _, path = patch.symbol.partition(":")
             owner = importlib.import_module(module)
             *owners, name = path.split(".")

@@ -68,7 +68,7 @@ def test_asynchronous_scheduling(configured: Callable[..., Any]) -> None:
     ("speculative", "sampling", "refused"),
     [
         (OWN, "vllm", None),
-        ({}, "vllm", "V2, which keeps the drafts of the method 'draft_model' on the device, .* =0; for the server's"),
+        ({}, "vllm", "V2, which keeps the drafts of the method 'draft_model' on the device, .*=0; for the server's"),
         (OWN, "coupled", r"HISTOSPEC_SAMPLING is 'coupled', .* set VLLM_USE_V2_MODEL_RUNNER=0"),
     ],
     ids=["server", "both", "coupled"],
