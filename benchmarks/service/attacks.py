@@ -189,7 +189,7 @@ class Attack:
 
     def without_token(self, end: float) -> None:
         """Sends updates of 60 MiB without a token, three at a time, on connections that stay."""
-        update = self._channel.unary_unary(UPDATE)
+        update = self._channel.unary_unary(UPDATE, None, None)
 
         def send(_: int) -> None:
             while time.monotonic() < end:

@@ -257,8 +257,8 @@ def _vllm() -> Vllm | None:
         return None
     names = packages.packages_distributions().get("vllm", [])
     version = next(filter(None, map(_installed, names)), "unknown")
-    variables = (os.environ.get(name) for name in ("VLLM_USE_V2_MODEL_RUNNER", "VLLM_PLUGINS"))
-    return Vllm(version, *variables, coupled=os.environ.get("HISTOSPEC_SAMPLING") == "coupled")
+    coupled = os.environ.get("HISTOSPEC_SAMPLING") == "coupled"
+    return Vllm(version, os.environ.get("VLLM_USE_V2_MODEL_RUNNER"), os.environ.get("VLLM_PLUGINS"), coupled)
 
 
 def _installed(package: str) -> str | None:

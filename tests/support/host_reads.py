@@ -1,5 +1,6 @@
 """Counts reads of tensors by the host. On a GPU each waits for the device; on a CPU neither tests nor times show it."""
 
+import importlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -13,11 +14,10 @@ READS = frozenset(
 @contextmanager
 def counted() -> Iterator[list[str]]:
     """Yields the names of the reads within the block, by whatever code it calls."""
-    from torch.overrides import TorchFunctionMode
-
+    overrides: Any = importlib.import_module("torch.overrides")
     found: list[str] = []
 
-    class Mode(TorchFunctionMode):
+    class Mode(overrides.TorchFunctionMode):  # type: ignore[misc]
         def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             name = getattr(func, "__name__", "")
             if name in READS:
