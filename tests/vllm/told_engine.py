@@ -61,7 +61,7 @@ class Process:
 
     def _shorten(self, seconds: float) -> str:
         from histospec.client.core import outage_log
-        from histospec.client.vllm import reporting
+        from histospec.client.engines import reporting
 
         outage_log.PAUSE = reporting.MINUTE = seconds
         return "shortened"
