@@ -114,12 +114,20 @@ def test_the_table_has_a_row_for_every_replacement() -> None:
     assert calls == Counter(patch.room for patch in PATCHES)
 
 
+def own(tree: ast.Module) -> set[ast.AST]:
+    """Everything in the constructors of the module's own classes."""
+    classes = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    made = [one for each in classes for one in each.body if isinstance(one, ast.FunctionDef) and one.name == "__init__"]
+    return {node for constructor in made for node in ast.walk(constructor)}
+
+
 def test_patches_change_vllm_through_replace_alone() -> None:
     found = [
         f"{path.name}:{node.lineno}"
         for path in PATCHES_FOLDER.glob("*.py")
-        for node in ast.walk(ast.parse(path.read_text()))
-        if (isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store | ast.Del))
+        for tree in [ast.parse(path.read_text())]
+        for node in ast.walk(tree)
+        if (isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store | ast.Del) and node not in own(tree))
         or (isinstance(node, ast.Call) and ast.unparse(node.func) in ("setattr", "delattr"))
     ]
     assert [where.split(":")[0] for where in found] == ["replacing.py"] * 5
