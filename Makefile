@@ -58,7 +58,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 setup: $(VENV)/.ready
 
-$(VENV)/.vllm: scripts/install_vllm.py
+$(VENV)/.vllm: scripts/install_vllm.py scripts/environments.py
 	$(PYTHON) -m scripts.install_vllm $(VLLM_NEW) $(VENV)
 	touch $@
 
@@ -158,7 +158,7 @@ vllm-versions: setup
 # vLLM's model runner V2 with kernels in Triton's interpreter. V2_TESTS is what `make test` runs of it.
 $(VENV_V2)/.ready: VERSION := $(VLLM_NEW)
 $(VENV_V2_NEXT)/.ready: VERSION := $(VLLM_NEXT)
-$(VENV_V2)/.ready $(VENV_V2_NEXT)/.ready: scripts/install_v2.py $(VENV)/.ready
+$(VENV_V2)/.ready $(VENV_V2_NEXT)/.ready: scripts/install_v2.py scripts/environments.py $(VENV)/.ready
 	$(PYTHON) -m scripts.install_v2 $(VERSION) $(@D) $(VENV)
 	HISTOSPEC_CLIENT_ONLY=1 $(@D)/bin/pip install -q -e .
 	touch $@
@@ -176,7 +176,7 @@ test-v2:
 	$(MAKE) --no-print-directory test-v2-$(VLLM_NEW) test-v2-$(VLLM_NEXT) V2_TESTS="tests/vllm -m 'not long'"
 
 # In an environment of its own: verl and the newest vLLM need different versions of transformers.
-$(VENV_VERL)/.ready: scripts/install_verl.py $(VENV)/.ready
+$(VENV_VERL)/.ready: scripts/install_verl.py scripts/environments.py $(VENV)/.ready
 	$(PYTHON) -m scripts.install_verl $(VERL) $(VENV_VERL) $(VENV)
 	touch $@
 
@@ -184,7 +184,7 @@ test-verl: $(VENV_VERL)/.ready
 	$(VENV_VERL)/bin/python -m pytest -q $(LONG) tests/verl
 
 # Over the torch of the first environment: SGLang's own requirements are 11 GB of CUDA.
-$(VENV_SGLANG)/.ready: scripts/install_sglang.py $(VENV)/.ready
+$(VENV_SGLANG)/.ready: scripts/install_sglang.py scripts/environments.py $(VENV)/.ready
 	$(PYTHON) -m scripts.install_sglang $(SGLANG) $(VENV_SGLANG) $(VENV)
 	touch $@
 

