@@ -1,8 +1,11 @@
 """Settings that the adapters of all engines share, and how they read the environment."""
 
+import logging
 import os
 
 from histospec.client import arguments
+from histospec.client.config import configure
+from histospec.client.errors import ConfigurationError
 from histospec.protocol.limits import DEFAULT_MAX_DRAFT
 
 DRAFT_TOKENS = 16
@@ -12,6 +15,25 @@ DRAFT_TOKENS = 16
 def enabled() -> bool:
     """Returns whether an engine's settings for drafts are filled in. Raises ValueError if the variable is invalid."""
     return switch("HISTOSPEC_ENABLE", False)
+
+
+def may_fill_in(obstacle: str | None, logger: logging.Logger) -> bool:
+    """Returns whether HISTOSPEC_ENABLE=1 fills in the settings of an engine. Logs what keeps it from that.
+
+    Raises:
+        ConfigurationError: a setting of HistoSpec's own is missing or invalid. That is no outage: without an endpoint
+            there would never be a draft.
+    """
+    if obstacle is not None:
+        logger.warning(
+            "HistoSpec: HISTOSPEC_ENABLE is 1, but this engine starts WITHOUT drafts from the server: %s", obstacle
+        )
+        return False
+    try:
+        configure()
+    except ConfigurationError as error:
+        raise ConfigurationError(f"HISTOSPEC_ENABLE is 1, but {error}") from None
+    return True
 
 
 def draft_tokens() -> int:

@@ -256,6 +256,13 @@ class RequestSessions:
         self.client.send(sessions, tokens, max_tokens=0, verify_cost=self.verify_cost, **(verified or {}))
 
 
+def known(draft: "Draft | None", vocabulary: int) -> "Draft | None":
+    """Returns the draft; None if it is empty, or has tokens outside the vocabulary, perhaps of another tokenizer."""
+    if draft is None or not len(draft.tokens):
+        return None
+    return draft if draft.tokens.max() < vocabulary and draft.tokens.min() >= 0 else None
+
+
 def _alternatives(commits: "Sequence[tuple[_RequestSession, Sequence[int], Version]]") -> list[bytes | None] | None:
     """Returns the alternatives of finished responses for `finish`; None if no response has any."""
     packed: list[bytes | None] = []

@@ -14,17 +14,13 @@ import logging
 import time
 import weakref
 from collections.abc import Iterator, Sequence
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from histospec.client import DraftClient
 from histospec.client.engines.greeting import greet
 from histospec.client.engines.harmless import Harmless
 from histospec.client.engines.options import ONE_TOKEN, read_options, why_no_rollout
 from histospec.client.engines.reporting import MinuteReport
-from histospec.client.engines.sessions import RequestSessions
+from histospec.client.engines.sessions import RequestSessions, known
 from histospec.client.engines.versions import WeightVersions
 from histospec.client.sglang.interface import Req, ScheduleBatch, Scheduler
 
@@ -69,7 +65,8 @@ class SchedulerDrafts:
         waited = -time.perf_counter()
         with self._harmless("receive", forget=True):
             received = self._sessions.collect()
-            self._drafts.update({name: self._known(draft.tokens) for name, draft in received.items()})
+            for name, draft in received.items():
+                self._drafts[name] = () if (one := known(draft, self._vocabulary)) is None else one.tokens.tolist()
             waited += time.perf_counter()
             rows = [self._drafts.pop(req.rid, ()) for req in batch.reqs]
             self._minute.received(waited, len(received), [list(row) for row in rows])
@@ -140,12 +137,6 @@ class SchedulerDrafts:
         if whole:
             self._versions.wrote()
 
-    def _known(self, tokens: NDArray[np.int32]) -> Sequence[int]:
-        """Returns a draft; an empty one if it has tokens that the model does not know, perhaps of another tokenizer."""
-        if not len(tokens) or tokens.max() >= self._vocabulary or tokens.min() < 0:
-            return ()
-        return tokens.tolist()  # type: ignore[no-any-return]
-
     def _report(self, came: list[Sequence[int]]) -> None:
         now = time.perf_counter()
         seconds, self._stepped = now - self._stepped, now
@@ -164,9 +155,3 @@ def _report_rest(minute: MinuteReport) -> None:
     """Logs the steps since the last minute's line."""
     if (line := minute.rest()) is not None:
         logger.info("%s", line)
-
-
-def drafts_of(scheduler: Any) -> SchedulerDrafts | None:
-    """Returns the drafts of a scheduler; None if it has none."""
-    drafts: SchedulerDrafts | None = getattr(scheduler, "_histospec", None)
-    return drafts

@@ -25,7 +25,7 @@ from typing import Any
 
 from histospec.client.engines import environment
 from histospec.client.sglang import places, settings
-from histospec.client.sglang.adapter import SchedulerDrafts, drafts_of
+from histospec.client.sglang.adapter import SchedulerDrafts
 from histospec.client.sglang.interface import NgramWorker, Req, ScheduleBatch
 from histospec.client.sglang.ranks import Ranks
 
@@ -86,18 +86,17 @@ def _made(result: Any, scheduler: Any, *args: Any, **kwargs: Any) -> None:
     if settings.drafts_here(scheduler):
         _ranks = Ranks(scheduler.tp_group, scheduler.draft_worker.draft_token_num)
         if _ranks.leads:
-            _current = scheduler._histospec = SchedulerDrafts(scheduler)
+            _current = SchedulerDrafts(scheduler)
 
 
 def _queued(result: Any, scheduler: Any, req: Req, *args: Any, **kwargs: Any) -> None:
-    drafts = drafts_of(scheduler)
-    if drafts is not None and scheduler.waiting_queue and scheduler.waiting_queue[-1] is req:  # it was not refused
-        drafts.queued(req)
+    if _current is not None and scheduler.waiting_queue and scheduler.waiting_queue[-1] is req:  # it was not refused
+        _current.queued(req)
 
 
 def _choosing(scheduler: Any, *args: Any, **kwargs: Any) -> None:
-    if (drafts := drafts_of(scheduler)) is not None:
-        drafts.choosing()
+    if _current is not None:
+        _current.choosing()
 
 
 def _processed(streamer: Any, reqs: Sequence[Req], *args: Any, **kwargs: Any) -> None:
@@ -106,18 +105,18 @@ def _processed(streamer: Any, reqs: Sequence[Req], *args: Any, **kwargs: Any) ->
 
 
 def _aborted(result: Any, scheduler: Any, abort: Any, req: Req, *args: Any, **kwargs: Any) -> None:
-    if (drafts := drafts_of(scheduler)) is not None:
-        drafts.aborted(req)
+    if _current is not None:
+        _current.aborted(req)
 
 
 def _new_weights(result: Any, scheduler: Any, new_version: str | None, *args: Any, **kwargs: Any) -> None:
-    if (drafts := drafts_of(scheduler)) is not None:
-        drafts.new_weights(new_version)
+    if _current is not None:
+        _current.new_weights(new_version)
 
 
 def _leaving(scheduler: Any, *args: Any, **kwargs: Any) -> None:
-    if (drafts := drafts_of(scheduler)) is not None:
-        drafts.shut_down()
+    if _current is not None:
+        _current.shut_down()
 
 
 def _prepare(prepare: Callable[..., Any], worker: NgramWorker, batch: ScheduleBatch, *args: Any, **kwargs: Any) -> Any:

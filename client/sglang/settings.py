@@ -4,9 +4,7 @@ import logging
 import os
 from typing import Any
 
-from histospec.client.config import configure
 from histospec.client.engines import environment
-from histospec.client.errors import ConfigurationError
 from histospec.client.sglang.interface import Scheduler
 
 logger = logging.getLogger("histospec.sglang")
@@ -23,19 +21,12 @@ def fill_in(server_args: Any) -> None:
     """Sets the arguments for drafts in a ServerArgs that SGLang has not resolved yet, unless one of them is set.
 
     Raises:
-        ConfigurationError: a setting of HistoSpec's own is missing or invalid.
+        ConfigurationError: see `environment.may_fill_in`.
     """
     if getattr(server_args, "_resolution_finished", False) or server_args.speculative_algorithm == ALGORITHM:
         return
-    if (obstacle := _obstacle(server_args)) is not None:
-        logger.warning(
-            "HistoSpec: HISTOSPEC_ENABLE is 1, but this engine starts WITHOUT drafts from the server: %s", obstacle
-        )
+    if not environment.may_fill_in(_obstacle(server_args), logger):
         return
-    try:
-        configure()
-    except ConfigurationError as error:
-        raise ConfigurationError(f"HISTOSPEC_ENABLE is 1, but {error}") from None
     server_args.speculative_algorithm = ALGORITHM
     server_args.speculative_num_draft_tokens = environment.draft_tokens() + 1  # and the place of the last token
     server_args.speculative_ngram_max_bfs_breadth = 1  # chains alone, which every attention backend verifies

@@ -25,7 +25,7 @@ from histospec.client.engines.alternatives import Step
 from histospec.client.engines.harmless import Harmless
 from histospec.client.engines.options import ONE_TOKEN, RequestOptions, read_options
 from histospec.client.engines.reporting import MinuteReport
-from histospec.client.engines.sessions import RequestSessions
+from histospec.client.engines.sessions import RequestSessions, known
 from histospec.client.engines.versions import WeightVersions
 from histospec.client.vllm import logs, settings
 from histospec.client.vllm.choice.chooser import ModeChooser
@@ -296,18 +296,12 @@ class HistoSpecScheduler(Scheduler):
 
     def _rows(self, drafts: Mapping[str, Draft], model: DraftTokenIds) -> list[list[int]]:
         """Returns one draft per request, no longer than it can use: the server's or that of the model's own drafter."""
-        history = [self._known(drafts.get(request_id)) for request_id in model.req_ids]
+        history = [known(drafts.get(request_id), self._vocabulary) for request_id in model.req_ids]
         if self._model is None:
             rows = [[] if draft is None else draft.tokens.tolist() for draft in history]
         else:
             rows = self._model.choose(model.req_ids, history, model.draft_token_ids, bool(drafts))
         return [row and row[: self._room(request_id)] for row, request_id in zip(rows, model.req_ids, strict=True)]
-
-    def _known(self, draft: Draft | None) -> Draft | None:
-        """Returns the draft; None if it has tokens outside the model's vocabulary, perhaps of another tokenizer."""
-        if draft is None or not len(draft.tokens):
-            return None
-        return draft if draft.tokens.max() < self._vocabulary and draft.tokens.min() >= 0 else None
 
     def _room(self, request_id: str) -> int:
         """Returns how many drafted tokens the request can use in its next step, which also yields one more token."""

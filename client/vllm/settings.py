@@ -37,6 +37,12 @@ def is_our_proposer(model: Any) -> bool:
     return str(model).startswith(OURS)
 
 
+def proposes(vllm_config: Any) -> bool:
+    """Returns whether the drafter of a VllmConfig is a class of HistoSpec."""
+    speculative = vllm_config.speculative_config
+    return speculative is not None and is_our_proposer(speculative.model)
+
+
 def is_our_scheduler(scheduler: Any) -> bool:
     """Returns whether a `scheduler_cls`, a class or its name, is HistoSpecScheduler or a subclass of it."""
     if isinstance(scheduler, str):

@@ -34,7 +34,7 @@ def _admitting(unsupported_features: Any) -> Any:
     @functools.wraps(unsupported_features)
     def without_ours(self: Any) -> list[str]:
         found: list[str] = unsupported_features(self)
-        return [feature for feature in found if not (feature == REFUSED and _ours(self))]
+        return [feature for feature in found if not (feature == REFUSED and settings.proposes(self))]
 
     return without_ours
 
@@ -44,13 +44,8 @@ def _synchronous(post_init: Any) -> Any:
 
     @functools.wraps(post_init)
     def decided(self: Any, *args: Any, **named: Any) -> Any:
-        if _ours(self) and self.scheduler_config.async_scheduling is None:
+        if settings.proposes(self) and self.scheduler_config.async_scheduling is None:
             attach(self.scheduler_config, "async_scheduling", False)
         return post_init(self, *args, **named)
 
     return decided
-
-
-def _ours(vllm_config: Any) -> bool:
-    speculative = vllm_config.speculative_config
-    return speculative is not None and settings.is_our_proposer(speculative.model)

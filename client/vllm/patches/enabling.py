@@ -15,8 +15,7 @@ import logging
 import os
 from typing import Any
 
-from histospec.client.config import configure
-from histospec.client.errors import ConfigurationError
+from histospec.client.engines import environment
 from histospec.client.vllm import logs, settings
 from histospec.client.vllm.config import AdapterConfig, samples_coupled
 from histospec.client.vllm.patches.replacing import attach, is_replaced, parameters, replace
@@ -58,8 +57,7 @@ def fill_in(engine_args: Any, model_config: Any, parallel_config: Any) -> None:
     """Sets `speculative_config` and `scheduler_cls` of EngineArgs, unless one of them is set to a class of others.
 
     Raises:
-        ConfigurationError: a setting of HistoSpec's own is missing or invalid. That is no outage: without an endpoint
-            there would never be a draft.
+        ConfigurationError: see `environment.may_fill_in`.
     """
     speculative, scheduler = _speculative(engine_args), engine_args.scheduler_cls
     ours = scheduler is not None and settings.is_our_scheduler(scheduler)
@@ -72,15 +70,8 @@ def fill_in(engine_args: Any, model_config: Any, parallel_config: Any) -> None:
         obstacle = _wins("speculative_config", speculative)
     elif not (speculative or ours):
         obstacle = _obstacle(engine_args, model_config, parallel_config)
-    if obstacle is not None:
-        logger.warning(
-            "HistoSpec: HISTOSPEC_ENABLE is 1, but this engine starts WITHOUT drafts from the server: %s", obstacle
-        )
+    if not environment.may_fill_in(obstacle, logger):
         return
-    try:
-        configure()
-    except ConfigurationError as error:
-        raise ConfigurationError(f"HISTOSPEC_ENABLE is 1, but {error}") from None
     if not speculative:
         tokens = AdapterConfig.from_environment().draft_tokens
         speculative = {"method": "custom_class", "model": settings.PROPOSER, "num_speculative_tokens": tokens}

@@ -81,7 +81,4 @@ def _install_for_v1(vllm_config: Any) -> None:
 
 def drafts_here(vllm_config: Any) -> bool:
     """Returns whether an engine has HistoSpecScheduler, a subclass of it, or HistoSpecProposer."""
-    speculative = vllm_config.speculative_config
-    if speculative is not None and settings.is_our_proposer(speculative.model):
-        return True
-    return settings.is_our_scheduler(vllm_config.scheduler_config.scheduler_cls)
+    return settings.proposes(vllm_config) or settings.is_our_scheduler(vllm_config.scheduler_config.scheduler_cls)

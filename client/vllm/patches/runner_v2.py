@@ -48,7 +48,7 @@ def _speculator(init_speculator: Any) -> Any:
 
     @functools.wraps(init_speculator)
     def make(vllm_config: Any, device: Any, req_states: Any) -> Any:
-        if not settings.is_our_proposer(vllm_config.speculative_config.model):
+        if not settings.proposes(vllm_config):
             return init_speculator(vllm_config, device, req_states)
         return NoSpeculator(vllm_config.speculative_config.num_speculative_tokens)
 
