@@ -9,7 +9,7 @@ import math
 import numbers
 from collections.abc import Mapping, Sequence
 from itertools import chain
-from typing import Any, NamedTuple, ParamSpec, TypeVar, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,9 +19,6 @@ from histospec.protocol import alternatives
 from histospec.protocol.arrays import FLOAT32, INT32
 from histospec.protocol.limits import MAX_EPOCH, MAX_PROBLEM, MAX_TOKEN
 from histospec.protocol.redaction import redacted
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 LONGEST = 86_400
 """The longest timeout: a day, in seconds."""

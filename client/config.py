@@ -336,7 +336,7 @@ def _advice(address: str) -> str:
     if "://" in address:
         return "; give no URL, but the host and the port of gRPC"
     if address.count(":") > 1 and "[" not in address:
-        return "; put an IPv6 address in brackets, such as [::1]:6378"
+        return f"; put an IPv6 address in brackets, such as [::1]:{USUAL_PORT}"
     if ":" not in address.rpartition("]")[2]:
         return f"; add the port, usually :{USUAL_PORT}"
     return ""

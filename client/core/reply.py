@@ -51,10 +51,14 @@ class Reply(NamedTuple):
         response: pb.DraftResponse,
         commits: Sequence[Commit],
         unknown: Collection[int],
+        continued: Mapping[int, int],
         part: Part | None,
         drafts: Drafts | None,
     ) -> "Reply":
-        """Returns what a response says about commits, of which the server does not hold the `unknown` sessions."""
+        """Returns what a response says about commits.
+
+        The server does not hold the `unknown` sessions; the `continued` ones continue an aborted response.
+        """
         refused = {r.session: printable(r.reason) for r in response.refusals if not r.later}
         later = {r.session: printable(r.reason) for r in response.refusals if r.later}
         return cls(
@@ -67,6 +71,7 @@ class Reply(NamedTuple):
             turned_down=[c for c in commits if c.session.number in refused and c.session.number not in unknown],
             refused=refused,
             too_old=response.too_old,
+            continued=continued,
         )
 
 

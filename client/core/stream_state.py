@@ -381,7 +381,7 @@ class StreamState:
             return Reply(part, drafts)
         continued = continued_in(response)
         self._named("continued", list(continued))
-        reply = Reply.of(response, commits, unknown, part, drafts)._replace(continued=continued)
+        reply = Reply.of(response, commits, unknown, continued, part, drafts)
         for number in unknown | continued.keys():
             if self._opened.get(number, sequence + 1) <= sequence:  # not opened again in the meantime
                 self._forget(number)

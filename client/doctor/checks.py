@@ -323,7 +323,7 @@ def runner(facts: Facts) -> Iterator[Finding]:
             "set VLLM_USE_V2_MODEL_RUNNER to 0",
         )
     else:
-        yield ok("runner", "vLLM uses its model runner V2, which has no drafts of the model's own beside the server's")
+        yield ok("runner", "vLLM uses its model runner V2, which verifies the server's drafts or the model's, not both")
 
 
 def plugin(facts: Facts) -> Iterator[Finding]:

@@ -162,8 +162,8 @@ class Answering:
                 while not self._has_room(peer, size):
                     if time.monotonic() > until:
                         self._limited.labels("answers").inc()
-                        text = f"answer: its {size} bytes are too many beside {self._bytes.total()}"
-                        text = f"{text} that callers have not read, {self._bytes[peer]} of them on this connection"
+                        text = f"answer: there is no memory for its {size} bytes; callers have yet to read"
+                        text = f"{text} {self._bytes.total()} bytes, {self._bytes[peer]} of them on this connection"
                         raise Crowded(f"{text}; the limits are {MAX_UNREAD} and {MAX_UNREAD_EACH}; try later")
                     await asyncio.sleep(max(WAIT_SECONDS, self._checking / WAITS))
             finally:

@@ -43,7 +43,8 @@ class Rows {
   decltype(auto) read(Use use) const {
     return wide_ ? use(Wide{data_}) : use(Narrow{data_});
   }
-  // Row size() exists: its lcp is 0, and its other numbers mean nothing.
+  // Row size() exists: its lcp is 0, and its other numbers mean nothing. Not through `read`: GCC inlines that in fewer
+  // places, and a step takes 2 % more instructions.
   Row operator[](std::uint32_t r) const { return wide_ ? Wide{data_}[r] : Narrow{data_}[r]; }
   // Prefetches row r and its neighbours.
   void prefetch(std::uint32_t r) const {
