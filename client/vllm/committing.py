@@ -154,9 +154,12 @@ class CommittingScheduler(Scheduler):
         kept = request.output_token_ids if aborted or request.status in COMMITTED else None
         return kept, not aborted
 
-    def _room(self, request: Request) -> int:
-        """Returns how many drafted tokens the request can use in its next step, which also yields one more token."""
-        room = min(request.max_tokens - request.num_output_tokens, self.max_model_len - request.num_tokens) - 1
+    def _room(self, request: Request, coming: int = 0) -> int:
+        """Returns how many drafted tokens the request can use in its next step, which also yields one more token.
+
+        `coming`: how many tokens at least the steps in flight yield.
+        """
+        room = min(request.max_tokens - request.num_output_tokens, self.max_model_len - request.num_tokens) - 1 - coming
         early = 0 if request.sampling_params is None else request.sampling_params.min_tokens
         if early > request.num_output_tokens:  # vLLM would also forbid a stop token after the draft
             room = min(room, early - request.num_output_tokens - 1)

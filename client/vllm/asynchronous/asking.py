@@ -95,6 +95,7 @@ class Asking:
         begun: Iterable[Begun],
         places: Mapping[str, int],
         verify_cost: float | None,
+        looks: bool = False,
     ) -> "tuple[dict[str, Draft], list[Answers]]":
         """Returns the drafts of the step that begins, at most as long as their places, and all new answers.
 
@@ -106,6 +107,7 @@ class Asking:
             begun: requests that begin or resume.
             places: how many tokens the step verifies, of each request that verifies any.
             verify_cost: the cost to ask for drafts with; None: ask for none.
+            looks: whether to wait for the outcome of the step before even without places.
         """
         drafts: dict[str, Draft] = {}
         answers = []
@@ -114,7 +116,7 @@ class Asking:
                 self._end(request)
             for each in begun:
                 self._begin(each)
-            self._gather(all_of_them=bool(places))
+            self._gather(all_of_them=bool(places) or looks)
             if verify_cost is None:
                 self._report()
             else:

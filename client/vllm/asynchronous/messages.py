@@ -23,12 +23,14 @@ class Order(NamedTuple):
         step: its number.
         verify_cost: the cost to ask for drafts with; None: ask for none.
         drafts: whether the step may verify drafts. If not, those asked for only show what drafts would yield.
+        looks: whether to ask for the newest texts even if no place is reserved.
         begun: the options of the requests that begin or resume in it and have a session.
     """
 
     step: int
     verify_cost: float | None
     drafts: bool
+    looks: bool
     begun: Mapping[str, RequestOptions]
 
 

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 MEMORY = 512.0  # drafts over which the mean of a class is taken
+ENOUGH = 16.0  # drafts after which a class is known
 
 LENGTHS = (1, 3, 5, 9, 13)  # the least lengths of the kinds of drafts; a draft as long as allowed is a kind of its own
 SURVIVALS = (0.1, 0.3, 0.6, 0.85)  # limits between kinds of probabilities that a whole draft is accepted
@@ -105,6 +106,10 @@ class DraftPlaces:
         """Returns the places that pay, for each class. `price`: of a place, in tokens that its time would yield."""
         pays: NDArray[np.bool_] = self._survival >= max(price, np.finfo(np.float64).tiny)
         return pays.sum(axis=1)
+
+    def known(self, classes: Iterable[int]) -> bool:
+        """Returns whether enough drafts were seen of all these classes."""
+        return all(self._seen[each] >= ENOUGH for each in classes)
 
     def keep_only(self, requests: Iterable[str]) -> None:
         """Forgets all other requests; what was learned from them stays."""

@@ -25,6 +25,7 @@ from histospec.client.vllm.choice.worth import promise_of
 from histospec.client.vllm.committing import REPORT_SECONDS, CommittingScheduler
 from histospec.client.vllm.interface import AsyncScheduler, ModelRunnerOutput, Request, SchedulerOutput
 
+LOOK = 8  # of the steps without places, one in 8 teaches nevertheless
 IN_FLIGHT = 8  # steps whose answers may still arrive
 
 
@@ -88,8 +89,7 @@ class HistoSpecAsyncScheduler(CommittingScheduler, AsyncScheduler):
             if self._verify_cost is not None and self._drafts(request):
                 each = self._places.class_of(request.request_id, request.num_output_tokens)
                 classes[request.request_id] = each
-                in_flight = request.num_output_placeholders > 0  # a step that yields at least one token
-                places = max(0, min(int(numbers[each]), self._room(request) - in_flight))
+                places = min(int(numbers[each]), self._room(request, coming=request.num_output_placeholders > 0))
             request.spec_token_ids = self._blank[:places]
         self._classes.append((self._number, classes))
 
@@ -106,7 +106,12 @@ class HistoSpecAsyncScheduler(CommittingScheduler, AsyncScheduler):
         if cost is None and self._chooser.curious and time.perf_counter() - self._probed >= REPORT_SECONDS:
             self._probed, self._probe = time.perf_counter(), self._number
             cost = self._chooser.moderate
-        return Order(self._number, cost, self._verify_cost is not None, begun)
+        return Order(self._number, cost, self._verify_cost is not None, self._looks(), begun)
+
+    def _looks(self) -> bool:
+        """Returns whether to wait for the step before even if no place is reserved, to learn what drafts there are."""
+        number, classes = self._classes[-1]
+        return bool(classes) and (number % LOOK == 0 or not self._places.known(classes.values()))
 
     def _hear(self, answers: Answers) -> None:
         """Learns from drafts of the server, which the workers have got."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from histospec.client import DraftClient
 from histospec.client.vllm.asynchronous.asking import Asking, Begun
-from histospec.client.vllm.asynchronous.messages import Answers, order_of, put_answers
+from histospec.client.vllm.asynchronous.messages import Answers, Order, order_of, put_answers
 
 if TYPE_CHECKING:  # type checkers would take minutes for torch and vLLM
     torch: Any
@@ -111,13 +111,14 @@ class Speculator(BaseSpeculator):
     def _ask(self, asking: Asking, scheduler_output: Any, places: Mapping[str, int]) -> dict[str, list[int]]:
         order = order_of(scheduler_output)
         ended = {*scheduler_output.finished_req_ids, *(scheduler_output.preempted_req_ids or ())}
-        begun = []
+        begun: list[Begun] = []
         for new in scheduler_output.scheduled_new_reqs:
             if order is not None and new.req_id in order.begun:
                 text = list(new.prefill_token_ids)  # the scheduler's own list, which grows
                 begun.append(Begun(new.req_id, text, len(text) - new.prompt_len, order.begun[new.req_id]))
-        number, verify_cost = (0, None) if order is None else (order.step, order.verify_cost)
-        drafts, answers = asking.step(number, ended, begun, places, verify_cost)
+        if order is None:  # the scheduler failed, and says so in the log
+            order = Order(0, None, drafts=False, looks=False, begun={})
+        drafts, answers = asking.step(order.step, ended, begun, places, order.verify_cost, order.looks)
         self._answers += answers  # in time if vLLM has not passed the outcome of the step before on;
         self._newest += answers  # otherwise they go with this step's
         return {request: draft.tokens.tolist() for request, draft in drafts.items()}
