@@ -61,8 +61,8 @@ PATCHES = (
         room="choosing",
         installed_by="the plug-in",
         versions="run with 0.32 and 0.33",
-        why="with V2, vLLM turns asynchronous scheduling on by default, where it schedules before drafts are known",
-        until="the adapter drafts under asynchronous scheduling by default",
+        why="with V2, vLLM turns asynchronous scheduling on by default; if the user does, 0.32 refuses it for this method",
+        until="the adapter drafts under asynchronous scheduling by default, and vLLM admits it",
         since=FIRST_V2,
     ),
     Patch(
@@ -112,7 +112,16 @@ PATCHES = (
         installed_by="WorkerBase.__init__, with model runner V2",
         versions="run with 0.32 and 0.33",
         why="V2 takes the number of drafted tokens from the scheduler, but not the tokens",
-        until="V2 copies the scheduler's drafts to the device",
+        until="V2 copies the scheduler's drafts to the device, and asks speculators for drafts at the start of a step",
+        since=FIRST_V2,
+    ),
+    Patch(
+        symbol="vllm.v1.worker.gpu.model_runner:GPUModelRunner.sample_tokens",
+        room="runner_v2",
+        installed_by="WorkerBase.__init__, with model runner V2",
+        versions="run with 0.32 and 0.33",
+        why="a speculator does not get the host's copies of the sampled tokens, which vLLM has begun",
+        until="vLLM passes them to speculators",
         since=FIRST_V2,
     ),
     Patch(
