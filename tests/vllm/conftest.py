@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from histospec.client import DraftClient
-from tests.support import tiny_policy
+from tests.support import interpreter, tiny_policy
 from tests.support.engines import Engines
 from tests.support.tiny_policy import VOCABULARY
 
@@ -110,6 +110,8 @@ class Rollouts:
 def start_engine(tiny_model: str) -> Iterator[Callable[..., Any]]:
     """start_engine(stack, ...) -> Rollouts on an engine that closes with the stack; arguments as those of `engine`."""
     shared = Engines()
+    if RUNNER == "v2":
+        interpreter.repair()
 
     def start(
         stack: contextlib.ExitStack,

@@ -22,7 +22,7 @@ def start(engine: Callable[..., Any]) -> Callable[..., Any]:
 
     def started(endpoint: str, **arguments: Any) -> Any:
         rollouts = engine(endpoint, async_scheduling=True, **arguments)
-        runner_of(rollouts).speculator.connect()  # the engine may have served another test
+        runner_of(rollouts).speculator.reconnect()  # the engine may have served another test
         return rollouts
 
     return started
@@ -36,5 +36,8 @@ def test_greedy_output_is_that_without_drafts(
     assert type(rollouts.scheduler).__name__ == "HistoSpecAsyncScheduler"
     for _ in range(3):
         assert rollouts.generate(prompts) == expected
-        print({n: rollouts.counter(f"spec_decode_num_{n}") for n in ("draft_tokens", "accepted_tokens")}, rollouts.verified)
+        print(
+            {n: rollouts.counter(f"spec_decode_num_{n}") for n in ("draft_tokens", "accepted_tokens")},
+            rollouts.verified,
+        )
     assert rollouts.counter("spec_decode_num_accepted_tokens") > 200

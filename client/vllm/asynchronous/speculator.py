@@ -33,20 +33,23 @@ class Speculator(BaseSpeculator):
     draft_logits = None  # the drafts are tokens, without a distribution
 
     def __init__(self, vllm_config: Any) -> None:
-        self.tokens: int = vllm_config.speculative_config.num_speculative_tokens
+        self._tokens: int = vllm_config.speculative_config.num_speculative_tokens
         self._vocabulary: int = vllm_config.model_config.get_vocab_size()
         self._asking: Asking | None = None
         self._answers: list[Answers] = []  # on the newest outcome, which vLLM may have passed on
         self._newest: list[Answers] = []  # those since that outcome
         self._group = get_tp_group()
         if self._group.rank_in_group == 0:
-            self.connect()
+            self._asking = self._connect()
 
-    def connect(self) -> None:
-        """Makes a client as the environment says, in place of the one before."""
+    def _connect(self) -> Asking:
+        return Asking(DraftClient(), self._tokens, self._vocabulary)
+
+    def reconnect(self) -> None:
+        """Makes a client as the environment says now, in place of the one before."""
         if self._asking is not None:
             self._asking.shut_down()
-        self._asking = Asking(DraftClient(), self.tokens, self._vocabulary)
+            self._asking = self._connect()
 
     def init_cudagraph_manager(self, cudagraph_mode: Any) -> None:
         """Does nothing: there is no model."""
@@ -68,7 +71,7 @@ class Speculator(BaseSpeculator):
         **named: Any,
     ) -> Tensor:
         """Returns int64[requests, tokens]: the last sampled token in every place."""
-        return last_sampled.view(-1)[input_batch.idx_mapping].unsqueeze(1).repeat(1, self.tokens)
+        return last_sampled.view(-1)[input_batch.idx_mapping].unsqueeze(1).repeat(1, self._tokens)
 
     def begin(self, states: Any, scheduler_output: Any) -> None:
         """Fills the places of a step before its forward pass.
@@ -77,7 +80,8 @@ class Speculator(BaseSpeculator):
             states: V2's `req_states`.
             scheduler_output: what the scheduler has sent for the step.
         """
-        places = {request: len(given) for request, given in scheduler_output.scheduled_spec_decode_tokens.items()}
+        given = scheduler_output.scheduled_spec_decode_tokens
+        places = {request: len(given[request]) for request in given}
         drafts: Mapping[str, Sequence[int]] = {}
         if self._asking is not None:
             drafts = self._ask(self._asking, scheduler_output, places)
@@ -90,7 +94,7 @@ class Speculator(BaseSpeculator):
                 return
         else:  # each rank has the same rows
             rows = [[*row, *drafts.get(each, ())] for row, each in zip(rows, places, strict=True)]
-        moved = moving([row + [NO_TOKEN] * (1 + self.tokens - len(row)) for row in rows], states.draft_tokens)
+        moved = moving([row + [NO_TOKEN] * (1 + self._tokens - len(row)) for row in rows], states.draft_tokens)
         if self._group.world_size > 1:
             moved = self._group.broadcast(moved, src=0)
         fill(states.draft_tokens, moved)

@@ -62,6 +62,11 @@ def _speculator(init_speculator: Any) -> Any:
     return make
 
 
+def _speculator_of(runner: Any) -> Speculator | None:
+    """Returns the speculator of asynchronous scheduling; None if another one drafts."""
+    return runner.speculator if isinstance(runner.speculator, Speculator) else None
+
+
 class NoSpeculator(BaseSpeculator):
     """The drafter of V2's workers under synchronous scheduling. It drafts nothing, because the scheduler does."""
 
@@ -89,8 +94,8 @@ def _copying(update_requests: Any) -> Any:
     @functools.wraps(update_requests)
     def update(self: Any, scheduler_output: Any, *args: Any, **named: Any) -> Any:
         updated = update_requests(self, scheduler_output, *args, **named)
-        if isinstance(self.speculator, Speculator):
-            self.speculator.begin(self.req_states, scheduler_output)
+        if (speculator := _speculator_of(self)) is not None:
+            speculator.begin(self.req_states, scheduler_output)
         elif isinstance(self.speculator, NoSpeculator) and (drafts := scheduler_output.scheduled_spec_decode_tokens):
             put(
                 self.req_states.draft_tokens,
@@ -124,8 +129,8 @@ def _hearing(sample_tokens: Any) -> Any:
     @functools.wraps(sample_tokens)
     def sample(self: Any, *args: Any, **named: Any) -> Any:
         output = sample_tokens(self, *args, **named)
-        if isinstance(self.speculator, Speculator) and output is not None:
-            self.speculator.sampled(output)
+        if output is not None and (speculator := _speculator_of(self)) is not None:
+            speculator.sampled(output)
         return output
 
     return sample
