@@ -18,6 +18,7 @@ import pytest
 from histospec.client import Draft, DraftClient
 from tests.support import host_reads
 from tests.support.servers import Server
+from tests.support.wrong_sampler import accept_first
 
 pytestmark = [pytest.mark.vllm, pytest.mark.v2]
 
@@ -126,18 +127,7 @@ def test_a_sampler_that_accepts_any_token_is_noticed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A control of the bed: if this were not noticed, the tests above would show nothing."""
-    from vllm.v1.worker.gpu.spec_decode import rejection_sampler
-
-    verify = rejection_sampler.rejection_sample
-
-    def accept(logits: Any, draft_logits: Any, drafted: Any, ends: Any, *args: Any, **named: Any) -> Any:
-        sampled, counts = verify(logits, draft_logits, drafted, ends, *args, **named)
-        for row, (start, end) in enumerate(zip(ends.tolist(), ends.tolist()[1:], strict=False)):
-            if end - start > 1 and (first := drafted[start + 1].item()) >= 0:
-                sampled[row, 0] = first
-        return sampled, counts
-
-    monkeypatch.setattr(rejection_sampler, "rejection_sample", accept)
+    accept_first(monkeypatch)
     assert anyhow().generate(prompts) != expected
 
 

@@ -61,7 +61,7 @@ PATCHES = (
         room="choosing",
         installed_by="the plug-in",
         versions="run with 0.32 and 0.33",
-        why="with V2, vLLM turns asynchronous scheduling on by default; if the user does, 0.32 refuses it for this method",
+        why="vLLM turns asynchronous scheduling on by default with V2; 0.32 refuses it if the user does",
         until="the adapter drafts under asynchronous scheduling by default, and vLLM admits it",
         since=FIRST_V2,
     ),
