@@ -163,7 +163,8 @@ $(VENV_V2)/.ready $(VENV_V2_NEXT)/.ready: scripts/install_v2.py scripts/environm
 	HISTOSPEC_CLIENT_ONLY=1 $(@D)/bin/pip install -q -e .
 	touch $@
 
-V2_TESTS := tests/vllm/test_runner_v2.py
+V2_TESTS := tests/vllm/test_runner_v2.py tests/vllm/test_asynchronous.py
+ASYNC_TESTS := $(addprefix tests/vllm/test_,history.py epochs.py greedy.py partial_rollouts.py parallel.py)
 IN_V2 = VLLM_USE_V2_MODEL_RUNNER=1 TRITON_INTERPRET=1 HISTOSPEC_TEST_SERVER=$(abspath $(BIN))/histospec \
   $(<D)/bin/python -m pytest -q -n 2 $(BY_FILE) -o timeout=900
 
@@ -174,6 +175,7 @@ test-v2-$(VLLM_NEW) test-v2-$(VLLM_NEXT):
 
 test-v2:
 	$(MAKE) --no-print-directory test-v2-$(VLLM_NEW) test-v2-$(VLLM_NEXT) V2_TESTS="tests/vllm -m 'not long'"
+	HISTOSPEC_TEST_ASYNC=1 $(MAKE) --no-print-directory test-v2-$(VLLM_NEW) test-v2-$(VLLM_NEXT) V2_TESTS="$(ASYNC_TESTS)"
 
 # In an environment of its own: verl and the newest vLLM need different versions of transformers.
 $(VENV_VERL)/.ready: scripts/install_verl.py scripts/environments.py $(VENV)/.ready

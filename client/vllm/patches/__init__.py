@@ -8,7 +8,8 @@ HistoSpec assigns to attributes of vLLM.
 With HISTOSPEC_ENABLE=1 the plug-in sets attributes of vLLM's EngineArgs (`enabling.py`). With coupled sampling it sets
 VLLM_USE_V2_MODEL_RUNNER=0, unless the environment sets it, because vLLM's model runner V2 has another sampler. Each of
 vLLM's model runners then has one more attribute, `_histospec_texts`, and each output of a step
-`_histospec_alternatives`. The scheduler adds a seed to the sampling parameters of requests without one.
+`_histospec_alternatives`. Under asynchronous scheduling, each message to the workers has `_histospec_order`, and each
+output `_histospec_answers`. The scheduler adds a seed to the sampling parameters of requests without one.
 """
 
 from typing import NamedTuple
