@@ -2,12 +2,14 @@
 
 import random
 from collections.abc import Iterable
+from typing import cast
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from histospec.client import Draft, DraftClient
 from histospec.client.engines.options import RequestOptions
 from histospec.client.vllm.asynchronous.asking import Asking, Begun
 from histospec.client.vllm.asynchronous.places import CLASSES, ENOUGH, NEW, DraftPlaces
@@ -24,13 +26,13 @@ class Schedule:
     def __init__(self, seed: int) -> None:
         self.chance = random.Random(seed)
         self.client = Client(self.draft, lambda: self.chance.choice((0, 0, 1, 2, None)))
-        self.asking = Asking(self.client, LONGEST, 100)
+        self.asking = Asking(cast(DraftClient, self.client), LONGEST, 100)
         self.texts: dict[str, list[int]] = {}  # of the running requests, as the device has them
         self.paused: dict[str, list[int]] = {}  # of the preempted ones, as the scheduler has them
         self.outcome: tuple[list[str], list[list[int]]] | None = None  # of the step before
         self.number = 0
 
-    def draft(self, text: list[int]) -> object:
+    def draft(self, text: list[int]) -> Draft:
         # Few different tokens, so that wrong drafts often agree.
         return draft_of(self.chance.choices((3, 4), k=self.chance.randint(0, 2 * LONGEST)))
 

@@ -56,7 +56,7 @@ class Sampled(NamedTuple):
     """
 
     texts: list[Text | None]
-    tokens: Callable[[], list[Sequence[int]]]
+    tokens: Callable[[], Sequence[Sequence[int]]]
 
 
 @dataclass(slots=True, eq=False)
@@ -84,7 +84,7 @@ class Asking:
         self._reported = -np.inf
         self._harmless = Harmless(self._forget)
 
-    def sampled(self, requests: Iterable[str], tokens: Callable[[], list[Sequence[int]]]) -> None:
+    def sampled(self, requests: Iterable[str], tokens: Callable[[], Sequence[Sequence[int]]]) -> None:
         """Takes the outcome of a step whose forward pass was launched; see `Sampled`."""
         self._sampled.append(Sampled([self._texts.get(each) for each in requests], tokens))
 

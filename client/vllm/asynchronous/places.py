@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 MEMORY = 512.0  # drafts over which the mean of a class is taken
+SOME = 1e-6  # a survival from which on a place is reserved if places cost nothing
 ENOUGH = 16.0  # drafts after which a class is known
 
 LENGTHS = (1, 3, 5, 9, 13)  # the least lengths of the kinds of drafts; a draft as long as allowed is a kind of its own
@@ -104,8 +105,9 @@ class DraftPlaces:
 
     def numbers(self, price: float) -> NDArray[np.int64]:
         """Returns the places that pay, for each class. `price`: of a place, in tokens that its time would yield."""
-        pays: NDArray[np.bool_] = self._survival >= max(price, np.finfo(np.float64).tiny)
-        return pays.sum(axis=1)
+        least = price if price > 0 else SOME
+        numbers: NDArray[np.int64] = (self._survival >= least).sum(axis=1)
+        return numbers
 
     def known(self, classes: Iterable[int]) -> bool:
         """Returns whether enough drafts were seen of all these classes."""

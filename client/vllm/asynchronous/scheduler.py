@@ -124,7 +124,8 @@ class HistoSpecAsyncScheduler(CommittingScheduler, AsyncScheduler):
         self._places.keep_only(self.requests)
         if answers.step == self._probe:
             ends = np.cumsum([0, *answers.lengths])
-            drafts = [Draft(answers.probs[a:b], answers.probs[a:b]) for a, b in pairwise(ends)]
+            tokens = np.zeros(len(answers.probs), np.int32)  # a promise does not depend on them
+            drafts = [Draft(tokens[a:b], answers.probs[a:b]) for a, b in pairwise(ends)]
             self._chooser.promised(promise_of(drafts))
         else:
             self._minute.received(answers.waited, len(answers.lengths), [[0] * n for n in answers.lengths])
