@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.asynchronous import Client, draft_of, speculator_of
 from tests.support.clients import texts
-from tests.support.engines import MakeClient, Prompts
+from tests.support.engines import MakeClient, Prompts, let_workers_know
 from tests.support.servers import Server
 from tests.support.wrong_sampler import accept_first
 
@@ -78,9 +78,7 @@ def anyhow(
 
 def sessions_left(rollouts: Any) -> int:
     """How many sessions the worker still has open when it knows that all requests have ended."""
-    core = rollouts.llm.llm_engine.engine_core.engine_core
-    while core.scheduler.has_requests():
-        core.step_fn()
+    let_workers_know(rollouts.llm)
     return len(rollouts.client.texts)
 
 

@@ -46,8 +46,15 @@ class ResponseCommits(RequestSessions):
         super().finish(request_id, output, version, whole)
 
     def settle(self) -> None:
-        """As RequestSessions; while requests run, no step carries the closes, so this sends them, without a wait."""
+        """As RequestSessions; while requests run, no step carries the closes, so this sends them, without a wait.
+
+        Aborts wait at most the client's deadline. A response that itself continues an aborted one must name the first
+        prompt, and only the server knows it: it answers so to the step that opens the session.
+        """
         due = bool(self._commits or self._aborts)
+        if self._aborts:
+            opened = [session.id for session, _ in self._aborts]
+            self.client.receive(self.client.send(opened, [()] * len(opened), max_tokens=1))  # 0 would not wait
         super().settle()
         if due and self.running:
             self.client.flush(0)
