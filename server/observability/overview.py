@@ -151,7 +151,7 @@ class Overview:
             "disk_size_bytes": self._size.disk_size,
             "totals": totals,
             "recent": recent,
-            "gains": {"recent": gain(lately, None)._asdict(), "totals": gain(totals, None)._asdict()},
+            "gains": {"recent": gain(lately)._asdict(), "totals": gain(totals)._asdict()},
             "sources": {
                 source: {name: totals[f"{source}.{name}"] for name in ("draft_tokens", "accepted_tokens")}
                 for source in SOURCES
