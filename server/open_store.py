@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 DAY = 86_400.0  # seconds
 DISK_SHARE = 0.9
-"""The default size of the SQLite file, as a share of it and of the free space. The log and other files need the rest."""
+"""The default size of the SQLite file, as a share of it and the free space; the log and other files need the rest."""
 
 
 def location_of(config: StoreConfig) -> "Watched[Location] | None":

@@ -1,5 +1,7 @@
 """Rejected callers: one warning a minute for each reason, within bounds, and what the status page has of them."""
 
+from collections.abc import Mapping, Sequence
+
 import pytest
 import structlog
 
@@ -8,13 +10,13 @@ from histospec.server.security.rejections import EVERY, KINDS, LATELY, Rejection
 
 
 @pytest.fixture
-def lines(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, object]]:
+def lines(monkeypatch: pytest.MonkeyPatch) -> Sequence[Mapping[str, object]]:
     capture = structlog.testing.LogCapture()
     monkeypatch.setattr(rejections, "log", structlog.wrap_logger(None, processors=[capture]))
     return capture.entries
 
 
-def test_a_caller_that_tries_for_ever_causes_one_warning_a_minute(lines: list[dict[str, object]]) -> None:
+def test_a_caller_that_tries_for_ever_causes_one_warning_a_minute(lines: Sequence[Mapping[str, object]]) -> None:
     rejected = Rejections()
     for second in range(130):
         rejected.add("Draft", "UNAUTHENTICATED", f"ipv4:10.0.0.1:{second}", "token 'a' was removed", now=second)
@@ -26,7 +28,7 @@ def test_a_caller_that_tries_for_ever_causes_one_warning_a_minute(lines: list[di
     assert rejected.lately(now=130 + LATELY) == []
 
 
-def test_a_caller_with_many_tokens_fills_neither_the_log_nor_the_memory(lines: list[dict[str, object]]) -> None:
+def test_a_caller_with_many_tokens_fills_neither_the_log_nor_the_memory(lines: Sequence[Mapping[str, object]]) -> None:
     rejected = Rejections()
     for number in range(1000):
         rejected.add("Draft", "UNAUTHENTICATED", "ipv4:10.0.0.1:1", f"sha256 begins with {number}", now=0.001 * number)
