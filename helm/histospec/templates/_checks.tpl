@@ -10,7 +10,7 @@
 
 {{- /* `helm upgrade --reuse-values` takes all defaults from the previous chart, which lacks newer values. */}}
 {{- define "histospec.checkVersion" -}}
-{{- if not (and (hasKey .Values "emptyDir") (hasKey .Values "scaleDown") (hasKey .Values.tokens "callers")) }}
+{{- if not (and (hasKey .Values "emptyDir") (hasKey .Values "scaleDown") (hasKey .Values.tokens "create") (hasKey .Values.tokens "callers")) }}
 {{- fail "these are the defaults of an older chart, which --reuse-values keeps: pass your own values with --values FILE, or use --reset-then-reuse-values. Read the upgrade notes in docs/kubernetes.md first" }}
 {{- end }}
 {{- end }}
