@@ -148,7 +148,7 @@ class HistoSpecScheduler(CommittingScheduler):
         self._chooser.observe(lap, sequences, tokens, generated, alone, made)
         self._minute.stepped(seconds, output.sampled_token_ids, drafted)
         self._report(now)
-        self._sessions.verify_cost = self._chooser.reported_cost
+        self._sessions.verify_cost = self._chooser.value
         verify_cost = self._chooser.next()
         self._silent = self._silent + 1 if verify_cost is None else 0
         return verify_cost

@@ -93,12 +93,16 @@ class Rollouts:
         """Runs the engine a few steps; returns the outputs that finished."""
         return [output for _ in range(times) for output in self.llm.llm_engine.step() if output.finished]
 
-    def finish(self) -> list[Any]:
-        """Runs to the end; returns a list of responses (token ids) a prompt, in the order of the prompts."""
+    def outputs(self) -> list[Any]:
+        """Runs to the end; returns vLLM's output for each prompt, None for those aborted."""
         done: dict[str, Any] = {}
         while self.llm.llm_engine.has_unfinished_requests():
             done |= {output.request_id: output for output in self.step()}
-        return [[list(c.token_ids) for c in done[name].outputs] if name in done else None for name in self.ids]
+        return [done.get(name) for name in self.ids]
+
+    def finish(self) -> list[Any]:
+        """Runs to the end; returns a list of responses (token ids) a prompt, in the order of the prompts."""
+        return [output and [list(c.token_ids) for c in output.outputs] for output in self.outputs()]
 
     def generate(self, prompts: list[list[int]], **sampling: Any) -> list[Any]:
         self.start(prompts, **sampling)

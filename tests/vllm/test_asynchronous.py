@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from tests.support import accepting
 from tests.support.asynchronous import Client, draft_of, speculator_of
 from tests.support.clients import texts
 from tests.support.engines import MakeClient, Prompts, let_workers_know
 from tests.support.servers import Server
-from tests.support.wrong_sampler import accept_first
 
 pytestmark = [pytest.mark.vllm, pytest.mark.v2]
 
@@ -106,7 +106,7 @@ def test_a_sampler_that_accepts_any_token_is_noticed(
     anyhow: Callable[..., Any], prompts: Prompts, expected: list[Prompts], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A control of the bed: if this were not noticed, the test above would show nothing."""
-    accept_first(monkeypatch)
+    accepting.make(monkeypatch)
     assert anyhow().generate(prompts) != expected
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.support import sampling_check
+from tests.support import accepting, any_drafts, sampling_check
 from tests.support.engines import StartEngine
 from tests.support.servers import Server
 from tests.support.told import Told
@@ -32,6 +32,23 @@ def test_sampling_is_exact(
     result = sampling_check.check(engine(server.endpoint, **sampling_check.ENGINE).llm, tiny_model, RESPONSES)
     assert 0 < result["accepted"] < result["drafted"]
     assert max(result["z"]) < LIMIT
+
+
+@pytest.mark.v2
+@pytest.mark.parametrize("accepts", [False, True], ids=["", "accepting"])
+def test_sampling_is_exact_with_any_draft(
+    engine: StartEngine, nowhere: str, tiny_model: str, monkeypatch: pytest.MonkeyPatch, accepts: bool
+) -> None:
+    """Probable, improbable, cut and missing drafts. A sampler that accepts any token is the control."""
+    prompt = sampling_check.PROMPT
+    ((probable,),) = engine().generate([prompt], max_tokens=sampling_check.LENGTH)
+    if accepts:
+        accepting.make(monkeypatch)
+    rollouts = engine(nowhere, **sampling_check.ENGINE)
+    any_drafts.make(rollouts.scheduler, [[*prompt, *probable]], sampling_check.LENGTH)
+    result = sampling_check.check(rollouts.llm, tiny_model, RESPONSES // 2)
+    assert 0 < result["accepted"] < result["drafted"]
+    assert (max(result["z"]) > LIMIT) == accepts, result
 
 
 @pytest.mark.newest

@@ -146,5 +146,5 @@ class HistoSpecAsyncScheduler(CommittingScheduler, AsyncScheduler):
         alone = other or tokens - drafted != sequences or self._clock.compiles(tokens)
         self._chooser.observe(self._clock.lap(), sequences, tokens, generated, alone)
         self._report(now)
-        self._sessions.verify_cost = self._chooser.reported_cost
+        self._sessions.verify_cost = self._chooser.value
         self._verify_cost = self._chooser.next()

@@ -1,15 +1,15 @@
-"""A sampler of model runner V2 that does not verify: a control of tests that compare outputs."""
+"""A control for the tests of vLLM's model runner V2: its sampler accepts the first token of each draft."""
 
+import importlib
 from typing import Any
 
 import pytest
 
 
-def accept_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lets the sampler accept the first drafted token of each request, whatever it is."""
-    from vllm.v1.worker.gpu.spec_decode import rejection_sampler
-
-    verify = rejection_sampler.rejection_sample
+def make(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replaces the function that verifies drafts, in this process."""
+    sampler: Any = importlib.import_module("vllm.v1.worker.gpu.spec_decode.rejection_sampler")
+    verify = sampler.rejection_sample
 
     def accept(logits: Any, draft_logits: Any, drafted: Any, ends: Any, *args: Any, **named: Any) -> Any:
         sampled, counts = verify(logits, draft_logits, drafted, ends, *args, **named)
@@ -18,4 +18,4 @@ def accept_first(monkeypatch: pytest.MonkeyPatch) -> None:
                 sampled[row, 0] = first
         return sampled, counts
 
-    monkeypatch.setattr(rejection_sampler, "rejection_sample", accept)
+    monkeypatch.setattr(sampler, "rejection_sample", accept)
