@@ -1,5 +1,8 @@
 """Kubernetes and the Prometheus operator accept what the chart renders, for every set of values."""
 
+import os
+import subprocess
+import sys
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -157,3 +160,16 @@ def test_shards_are_named_by_what_survives_a_restart() -> None:
 
     assert name_from("statefulset") == "metadata.name"
     assert name_from("daemonset") == "spec.nodeName"
+
+
+def test_a_folder_of_the_node_belongs_to_the_user_of_the_pod(tmp_path: Path) -> None:
+    """The node makes it for root. The test runs the command of the container, for this user and for another one."""
+    for user in (65532, 1234):
+        words = f"mode=daemonset,daemonset.hostPath=/var/lib/histospec,podSecurityContext.runAsUser={user}"
+        (first,) = shard(render("--set", words))["initContainers"]
+        assert first["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["CHOWN", "FOWNER"]}
+        assert first["args"] == ["/data", str(user)]
+        if os.geteuid() == 0:
+            subprocess.run([sys.executable, *first["command"][1:], tmp_path, first["args"][1]], check=True)
+            assert (tmp_path.stat().st_uid, tmp_path.stat().st_mode & 0o777) == (user, 0o700)
+    assert "initContainers" not in shard(render("--set", "mode=daemonset"))
