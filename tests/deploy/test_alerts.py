@@ -19,7 +19,11 @@ CASES = sorted(Path(__file__).parent.glob("alerts*.test.yaml"))
 KUBERNETES_CASES = Path(__file__).with_name("alerts-kubernetes.test.yaml")
 ON = "serviceMonitor.enabled=true,prometheusRule.enabled=true"
 BACKUP = "backup.enabled=true,backup.destination.persistentVolumeClaim=backups"
-RELEASES = {"rl-run": f"mode=statefulset,{BACKUP}", "eval-run": "mode=statefulset", "rl-drafts": "mode=daemonset"}
+RELEASES = {
+    "rl-run": f"mode=statefulset,{BACKUP},backup.maxAgeHours=3",
+    "eval-run": "mode=statefulset",
+    "rl-drafts": "mode=daemonset",
+}
 RUNBOOK = ("**Means:**", "**Look at:**", "**Do:**")
 
 
