@@ -139,7 +139,8 @@ def main() -> None:
             kept = {name: DraftClient(server.endpoint, f"{name}-kept", token=secret(name)) for name in TENANTS}
             for client in kept.values():
                 client.ingest([1], [Response([2, 3, 4])], epoch=0)
-            hostile, found = Hostile(server.endpoint), {}
+            hostile = Hostile(server.endpoint)
+            found: dict[tuple[str, str], list[dict[str, float]]] = {}
             for _ in range(options.turns):
                 for name in TENANTS:
                     found.setdefault(("alone", name), []).append(bench(server.endpoint, name, options.steps))

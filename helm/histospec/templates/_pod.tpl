@@ -21,6 +21,18 @@ spec:
   {{- with .Values.priorityClassName }}
   priorityClassName: {{ . }}
   {{- end }}
+  {{- with .Values.runtimeClassName }}
+  runtimeClassName: {{ . }}
+  {{- end }}
+  {{- with .Values.schedulerName }}
+  schedulerName: {{ . }}
+  {{- end }}
+  {{- with .Values.hostAliases }}
+  hostAliases: {{- toYaml . | nindent 4 }}
+  {{- end }}
+  {{- with .Values.dnsConfig }}
+  dnsConfig: {{- toYaml . | nindent 4 }}
+  {{- end }}
   securityContext: {{- toYaml .Values.podSecurityContext | nindent 4 }}
   terminationGracePeriodSeconds: {{ add .Values.preStopSeconds (include "histospec.drainSeconds" . | float64 | ceil | int) 10 }}
   containers:
