@@ -29,6 +29,10 @@ READ: dict[str, dict[str, str]] = {
     f"{V2}:init_speculator": {
         "1d0ff1a6887a": "knows more methods of drafters; HistoSpec's never reaches it. `make test-v2` runs it",
     },
+    f"{V2}:GPUModelRunner.sample_tokens": {
+        "944df9f2f94b": "collects KV transfers before the drafter and ends them after it, and sends no drafts between "
+        "pipeline stages without any; the copies of the outcome begin as before. `make test-v2` runs it",
+    },
     f"{ENGINE_ARGS}.create_speculative_config": {
         "b9f9707b12d2": "takes the names of `speculative_config` as they are, without replacing hyphens",
     },
