@@ -13,8 +13,8 @@ NGRAMWorker._prepare_draft_tokens            puts the drafts into the places tha
 ============================================ ====================================================================
 
 SGLang before 0.5.23 has others in place of three of them: `ServerArgs.__post_init__` resolves the arguments,
-`SenderWrapper.send_output` reports aborted requests, and `SchedulerWeightUpdaterManager.update_weights_from_*` loads new
-weights.
+`SenderWrapper.send_output` reports aborted requests, and `SchedulerWeightUpdaterManager.update_weights_from_*` loads
+new weights.
 
 SGLang's own registry does the wrapping (`HookRegistry`). SGLang logs an exception of a plug-in and goes on; the
 functions below raise only where the engine must not start.
