@@ -179,7 +179,7 @@ def test_the_host_reads_nothing_from_the_device_before_a_step_ends(
     assert reads == []
 
 
-def test_a_request_with_a_grammar_or_without_a_session_gets_no_places(
+def test_a_request_without_a_session_gets_no_places(
     anyhow: Callable[..., Any], prompts: Prompts, expected: list[Prompts]
 ) -> None:
     rollouts = anyhow()
