@@ -21,11 +21,10 @@ REFUSED = "speculative method 'custom_class'"
 def install() -> None:
     """Replaces two methods of vLLM's configuration, at most once per process. Older releases stay unchanged."""
     config: Any = importlib.import_module("vllm.config.vllm").VllmConfig
-    if releases.before(releases.installed(), FIRST_V2) or not hasattr(config, FEATURES):
+    if releases.before(releases.installed(), FIRST_V2) or is_replaced(config, "__post_init__"):
         return
-    if is_replaced(config, FEATURES):
-        return
-    replace(config, FEATURES, _admitting(getattr(config, FEATURES)))
+    if hasattr(config, FEATURES):  # a release without V1 has nothing to choose
+        replace(config, FEATURES, _admitting(getattr(config, FEATURES)))
     replace(config, "__post_init__", _synchronous(config.__post_init__))
 
 
