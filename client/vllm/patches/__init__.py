@@ -125,6 +125,15 @@ PATCHES = (
         since=FIRST_V2,
     ),
     Patch(
+        symbol="vllm.v1.worker.gpu.spec_decode.rejection_sampler:rejection_sample",
+        room="sampling_v2",
+        installed_by="WorkerBase.__init__, with model runner V2 and HISTOSPEC_SAMPLING=coupled",
+        versions="run with 0.32 and 0.33; another signature is refused at the start",
+        why="it accepts a drafted token with a probability; coupled sampling accepts it if it equals the sampled token",
+        until="vLLM verifies drafts by sampling, if the user asks for it",
+        since=FIRST_V2,
+    ),
+    Patch(
         symbol="vllm.v1.engine.core:EngineCore.set_weight_version",
         room="weight_versions",
         installed_by="HistoSpecScheduler",
