@@ -163,7 +163,7 @@ $(VENV_V2)/.ready $(VENV_V2_NEXT)/.ready: scripts/install_v2.py scripts/environm
 	HISTOSPEC_CLIENT_ONLY=1 $(@D)/bin/pip install -q -e .
 	touch $@
 
-V2_TESTS := tests/vllm/test_runner_v2.py
+V2_TESTS := tests/vllm/test_runner_v2.py tests/vllm/test_coupled_v2.py
 IN_V2 = VLLM_USE_V2_MODEL_RUNNER=1 TRITON_INTERPRET=1 HISTOSPEC_TEST_SERVER=$(abspath $(BIN))/histospec \
   $(<D)/bin/python -m pytest -q -n 2 $(BY_FILE) -o timeout=900
 

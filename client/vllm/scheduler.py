@@ -76,6 +76,7 @@ class HistoSpecScheduler(Scheduler):
         self._model = model_drafter(vllm_config, config.model_draft_tokens, config.verify_cost)
         self._chooser = _chooser(self._model, config.verify_cost)
         self._seeds = None if config.seeds is None else RequestSeeds(client.config.namespace, config.seeds)
+        self._positions = settings.runs_v2(vllm_config)  # the server does not foresee the noise of positions
         self._versions = WeightVersions()
         weight_versions.install()
         self._clock = StepClock(settings.computes_here(vllm_config.parallel_config))
@@ -248,7 +249,8 @@ class HistoSpecScheduler(Scheduler):
             self._minute.left_out(why)
             return
         if self._seeds is not None:
-            options = options._replace(seed=self._seeds.give(request, options, self._epoch(options)))
+            seed = self._seeds.give(request, options, self._epoch(options))
+            options = options._replace(seed=None if self._positions else seed)
         self._sessions.begin(request.request_id, prompt, options)
 
     def _epoch(self, options: RequestOptions) -> int:

@@ -102,6 +102,7 @@ def test_an_engine_that_drafts_has_those_of_its_workers_and_scheduler(engine: St
         if patch.installed_by.startswith(("HistoSpecScheduler", "WorkerBase")) and patch.room not in (
             "drafter",
             "runner_v2",
+            "sampling_v2",
         ):
             module, _, path = patch.symbol.partition(":")
             owner = importlib.import_module(module)
