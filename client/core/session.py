@@ -18,8 +18,8 @@ class Session:
     """One running generation. Keeps its tokens in the format of the wire: little-endian int32 bytes."""
 
     __slots__ = (
-        "continued", "generated", "length", "number", "opened", "position_noise", "problem", "prompt", "refused", "seed",
-        "unreported",
+        "continued", "generated", "length", "number", "opened", "position_noise", "problem", "prompt", "refused",
+        "seed", "unreported",
     )  # fmt: skip
 
     def __init__(

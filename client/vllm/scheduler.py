@@ -71,12 +71,11 @@ class HistoSpecScheduler(Scheduler):
         settings.warn_of_processors()
         greet(client, speculative.num_speculative_tokens, "V2" if settings.runs_v2(vllm_config) else "V1")
         self._vocabulary: int = vllm_config.model_config.get_vocab_size()
-        self._sessions = RequestSessions(client, speculative.num_speculative_tokens)
+        self._sessions = RequestSessions(client, speculative.num_speculative_tokens, settings.runs_v2(vllm_config))
         self._stops = StopStrings(vllm_config.model_config)
         self._model = model_drafter(vllm_config, config.model_draft_tokens, config.verify_cost)
         self._chooser = _chooser(self._model, config.verify_cost)
         self._seeds = None if config.seeds is None else RequestSeeds(client.config.namespace, config.seeds)
-        self._positions = settings.runs_v2(vllm_config)  # the server does not foresee the noise of positions
         self._versions = WeightVersions()
         weight_versions.install()
         self._clock = StepClock(settings.computes_here(vllm_config.parallel_config))
@@ -249,8 +248,7 @@ class HistoSpecScheduler(Scheduler):
             self._minute.left_out(why)
             return
         if self._seeds is not None:
-            seed = self._seeds.give(request, options, self._epoch(options))
-            options = options._replace(seed=None if self._positions else seed)
+            options = options._replace(seed=self._seeds.give(request, options, self._epoch(options)))
         self._sessions.begin(request.request_id, prompt, options)
 
     def _epoch(self, options: RequestOptions) -> int:

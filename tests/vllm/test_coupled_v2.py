@@ -15,6 +15,7 @@ from histospec.client import Draft
 from histospec.client.vllm.patches.replacing import is_replaced
 from tests.support import sampling_check
 from tests.support.engines import StartEngine
+from tests.support.position_noise import KNOWN, position_noise
 
 pytestmark = [pytest.mark.vllm, pytest.mark.v2]
 
@@ -164,6 +165,45 @@ def test_vllms_own_verification_is_noticed(
     assert found != texts(truth)
     greedy = [i for i in range(len(prompts)) if OPTIONS[i % len(OPTIONS)]["temperature"] == 0]
     assert [found[i] for i in greedy] == [list(truth[i].token_ids) for i in greedy]
+
+
+def test_the_servers_noise_is_that_of_vllm(engine: StartEngine, prompts: list[list[int]]) -> None:
+    """Each token is the best of its log-probabilities and the noise of the position before it."""
+    from vllm import SamplingParams
+
+    llm = engine(max_logprobs=32).llm
+    sampling = [SamplingParams(max_tokens=LENGTH, detokenize=False, seed=-7 * i, logprobs=32) for i in range(4)]
+    outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts[:4]], sampling, use_tqdm=False)
+    likely = 0
+    for seed, output in zip((0, -7, -14, -21), outputs, strict=True):
+        response = output.outputs[0]
+        for i, token in enumerate(response.token_ids):
+            logprobs = np.array([response.logprobs[i][each].logprob for each in range(32)])
+            noise = position_noise(seed, len(output.prompt_token_ids) + i - 1, np.arange(32))
+            assert np.argmax(logprobs + noise) == token
+            likely += int(np.argmax(logprobs)) == token
+    assert likely < 4 * LENGTH * 0.95  # the noise decides
+
+
+def test_known_answers_of_vllms_kernel() -> None:
+    import torch
+    import triton
+    import triton.language as tl
+    from vllm.v1.worker.gpu.sample.gumbel import gumbel_noised_argmax
+
+    @triton.jit
+    def noise_of(out, seeds, positions, tokens, noised: tl.constexpr):  # type: ignore[no-untyped-def]
+        i = tl.program_id(0)
+        key = tl.load(tokens + i) + tl.arange(0, 1)
+        seed, position, logits = tl.load(seeds + i), tl.load(positions + i), tl.zeros([1], tl.float32)
+        value, _ = noised(logits, key, key >= 0, seed, position, 1.0, IS_DRAFTING=False, USE_FP64=False)
+        tl.store(out + i, value)
+
+    rows = [(seed, position, token) for seed, position, tokens, _ in KNOWN for token in tokens]
+    seeds, positions, tokens = (torch.tensor(column) for column in zip(*rows, strict=True))
+    out = torch.zeros(len(rows))
+    noise_of[(len(rows),)](out, seeds, positions, tokens.int(), gumbel_noised_argmax)
+    assert out.tolist() == pytest.approx([noise for *_, known in KNOWN for noise in known], abs=2e-6)
 
 
 @pytest.mark.parametrize("responses", [500, pytest.param(4000, marks=pytest.mark.long)])
