@@ -6,7 +6,7 @@ replaces the functions in PATCHES in memory, in the processes that load its plug
 HistoSpec assigns to attributes of vLLM.
 
 With HISTOSPEC_ENABLE=1 the plug-in sets attributes of vLLM's EngineArgs (`enabling.py`). With coupled sampling it sets
-VLLM_USE_V2_MODEL_RUNNER=0, unless the environment sets it, because the server does not foresee V2's noise. Each of
+VLLM_USE_V2_MODEL_RUNNER=0, unless the environment sets it, because V2 gives the server no alternatives. Each of
 vLLM's model runners V1 then has one more attribute, `_histospec_texts`, and each output of its steps
 `_histospec_alternatives`. The scheduler adds a seed to the sampling parameters of requests without one.
 """

@@ -31,7 +31,7 @@ def register() -> None:
         enabling.install()
     if samples_coupled():
         logs.join_vllm()
-        os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")  # the server does not foresee V2's noise
+        os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")  # V2 gives the server no alternatives
         from histospec.client.vllm.patches import sampling
 
         sampling.install()
