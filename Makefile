@@ -54,7 +54,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_COMPILE := 0
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo dist wheels test check check-types check-locks check-style check-docs docs lock bench study chaos fuzz setup clean manifests test-image test-cluster tools test-native test-python test-vllm test-long test-verl test-sglang test-ray test-vllm-$(VLLM_NEW) test-vllm-$(VLLM_OLD) test-vllm-$(VLLM_MID) test-v2 test-v2-$(VLLM_NEW) test-v2-$(VLLM_NEXT) vllm-versions
+.PHONY: demo dist wheels test check check-types check-locks check-style check-docs docs lock bench study chaos fuzz setup clean manifests test-image test-cluster tools test-native test-python test-vllm test-long test-verl test-sglang test-ray test-vllm-$(VLLM_NEW) test-vllm-$(VLLM_OLD) test-vllm-$(VLLM_MID) test-v2 test-v2-short test-v2-$(VLLM_NEW) test-v2-$(VLLM_NEXT) vllm-versions
 
 setup: $(VENV)/.ready
 
@@ -117,11 +117,12 @@ check-docs: $(VENV)/.docs
 
 docs: check-docs
 
-# The first line compiles and downloads. Installing the old environment writes the generated messages again, so no test runs
-# at the same time. The second line runs the Python tests beside all others.
+# The first two lines compile and download. Installing an environment writes the generated messages again, so nothing else
+# that reads them runs at the same time. The third line runs the Python tests beside all others.
 test: setup
 	@+$(SIDE_BY_SIDE) test-native $(VENV_OLD)/.ready tools check-locks check-style
-	@+$(SIDE_BY_SIDE) test-python test-vllm-$(VLLM_NEW) check-types check-docs test-vllm-$(VLLM_OLD)
+	@+$(MAKE) --no-print-directory $(VENV_V2)/.ready
+	@+$(SIDE_BY_SIDE) test-python test-vllm-$(VLLM_NEW) check-types check-docs test-vllm-$(VLLM_OLD) test-v2-short
 
 tools:
 	scripts/install-tools
@@ -155,7 +156,7 @@ OLD_TESTS := tests/vllm/test_interface.py tests/vllm/test_patches.py tests/vllm/
 vllm-versions: setup
 	$(BIN)/python -m scripts.vllm_versions --record
 
-# vLLM's model runner V2 with kernels in Triton's interpreter. V2_TESTS is what `make test` runs of it.
+# vLLM's model runner V2 with kernels in Triton's interpreter.
 $(VENV_V2)/.ready: VERSION := $(VLLM_NEW)
 $(VENV_V2_NEXT)/.ready: VERSION := $(VLLM_NEXT)
 $(VENV_V2)/.ready $(VENV_V2_NEXT)/.ready: scripts/install_v2.py scripts/environments.py $(VENV)/.ready
@@ -163,17 +164,22 @@ $(VENV_V2)/.ready $(VENV_V2_NEXT)/.ready: scripts/install_v2.py scripts/environm
 	HISTOSPEC_CLIENT_ONLY=1 $(@D)/bin/pip install -q -e .
 	touch $@
 
-V2_TESTS := tests/vllm/test_runner_v2.py tests/vllm/test_coupled_v2.py
 IN_V2 = VLLM_USE_V2_MODEL_RUNNER=1 TRITON_INTERPRET=1 HISTOSPEC_TEST_SERVER=$(abspath $(BIN))/histospec \
-  $(<D)/bin/python -m pytest -q -n 2 $(BY_FILE) -o timeout=900
+  $(<D)/bin/python -m pytest -q -o timeout=900
+
+test-v2: test-v2-$(VLLM_NEW) test-v2-$(VLLM_NEXT)
 
 test-v2-$(VLLM_NEW): $(VENV_V2)/.ready
 test-v2-$(VLLM_NEXT): $(VENV_V2_NEXT)/.ready
 test-v2-$(VLLM_NEW) test-v2-$(VLLM_NEXT):
-	$(IN_V2) $(V2_TESTS)
+	$(IN_V2) -n 2 $(BY_FILE) -m "not long" tests/vllm
 
-test-v2:
-	$(MAKE) --no-print-directory test-v2-$(VLLM_NEW) test-v2-$(VLLM_NEXT) V2_TESTS="tests/vllm -m 'not long'"
+# What `make test` runs of it, in one process, which imports vLLM once.
+V2_SHORT := any_draft_leaves_the_output_as_it_is a_sampler_that_accepts_any_token_is_noticed \
+  the_host_reads_nothing_from_the_device finished_responses_are_the_history
+
+test-v2-short: $(VENV_V2)/.ready
+	$(IN_V2) $(addprefix tests/vllm/test_runner_v2.py::test_,$(V2_SHORT))
 
 # In an environment of its own: verl and the newest vLLM need different versions of transformers.
 $(VENV_VERL)/.ready: scripts/install_verl.py scripts/environments.py $(VENV)/.ready

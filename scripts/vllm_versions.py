@@ -348,6 +348,8 @@ def _kept(package: str, version: str) -> Path | None:
 def _state(version: str, verdict: Verdict) -> str:
     if version in releases.TESTED:
         return "**tested**"
+    if version in releases.TESTED_WITH_V2:
+        return "**tested** with V2; sources agree"
     if verdict.missing:
         return "not supported"
     return "sources agree" if verdict.agrees else "sources differ, not read yet"

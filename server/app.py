@@ -232,7 +232,7 @@ class Server:
         about = {"shard": shard.name, "version": metadata.version("histospec")}
         self._overview = Overview(
             config, self._metrics, self._readiness, shard, about, logs.RECENT, self._watched, self._store,
-            self._history.epochs.progress, self._history.tenants, self._aside,
+            self._history.epochs.progress, self._history.tenants, self._accounting.rejections, self._aside,
         )  # fmt: skip
         self._overview.start()
         pages = application(self._metrics, self._readiness, about, self._overview.show, self._aside, self._troubles)

@@ -25,11 +25,11 @@ def group_memory_limit(cgroups: Path = CGROUPS, membership: Path = MEMBERSHIP) -
     return int(min(limits)) if limits else None
 
 
-def volume_bytes(path: Path) -> int:
-    """Returns the size of the volume of a path, which need not exist yet; 0 if it is unknown."""
+def free_bytes(path: Path) -> int:
+    """Returns the free space of the volume of a path, which need not exist yet; 0 if it is unknown."""
     for folder in (path.absolute(), *path.absolute().parents):
         with suppress(OSError):
-            return shutil.disk_usage(folder).total
+            return shutil.disk_usage(folder).free
     return 0
 
 

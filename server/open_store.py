@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 from histospec.protocol.redaction import file_name
 from histospec.server.errors import ConfigError, StoreError, reason
-from histospec.server.machine import volume_bytes
+from histospec.server.machine import free_bytes
 from histospec.server.security.watched_files import Watched, read_text
 from histospec.server.settings.config import StoreConfig
 from histospec.server.stores.interface import Reader, Store
 from histospec.server.stores.opening import Opened, Progress
 from histospec.server.stores.redis.location import Location
+from histospec.server.stores.sqlite.file import FILE_NAME, written_bytes
 from histospec.server.stores.sqlite.reader import SQLiteSnapshot
 from histospec.server.stores.sqlite.store import SQLiteStore
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 DAY = 86_400.0  # seconds
 DISK_SHARE = 0.9
-"""The default share of the volume for the SQLite file. The write-ahead log and other files need the rest."""
+"""The default size of the SQLite file, as a share of it and the free space; the log and other files need the rest."""
 
 
 def location_of(config: StoreConfig) -> "Watched[Location] | None":
@@ -96,7 +97,9 @@ def open_reader(config: StoreConfig) -> Reader:
 def _open_sqlite(config: StoreConfig) -> SQLiteStore:
     disk = config.disk
     if disk is None:
-        disk = int(DISK_SHARE * volume_bytes(config.data_dir)) >> 20 << 20  # whole MiB
+        # What others have on the volume is not this file's, so a shared disk counts by its free space.
+        held = written_bytes(config.data_dir / FILE_NAME) or 0
+        disk = int(DISK_SHARE * (held + free_bytes(config.data_dir))) >> 20 << 20  # whole MiB
     return SQLiteStore(config.data_dir, config.history_epochs, disk=disk or None, **_common(config))
 
 

@@ -39,6 +39,15 @@ class Method:
     """Module and class of vLLM's own drafter, whose `propose` is timed."""
     needs: str = field(default="vllm")
     """A package."""
+    runner: str = ""
+    """vLLM's model runner, V1 or V2; empty: vLLM chooses."""
+
+    def missing(self) -> str:
+        """Returns the package that the method lacks here; empty: none."""
+        if importlib.util.find_spec(self.needs) is None:
+            return self.needs
+        triton = importlib.import_module("vllm.triton_utils").HAS_TRITON  # also without a backend for this machine
+        return "triton" if self.runner == "V2" and not triton else ""
 
 
 def _histospec() -> dict[str, Any]:
@@ -52,11 +61,21 @@ def _ngram() -> dict[str, Any]:
     return {"speculative_config": {"method": "ngram", "num_speculative_tokens": 16, **lookup}}
 
 
+def _synchronous(runner: str = "") -> dict[str, Method]:
+    """Returns the methods that are compared with one of vLLM's model runners, without asynchronous scheduling."""
+    methods = {
+        "none, not async": Method(lambda: {"async_scheduling": False}, runner=runner),
+        "HistoSpec, cost 1": Method(_histospec, cost="1", runner=runner),  # asks for no drafts
+        "HistoSpec, cost 0.05": Method(_histospec, cost="0.05", runner=runner),
+    }
+    return {f"{name}, {runner}" if runner else name: method for name, method in methods.items()}
+
+
 METHODS = {
     NONE: Method(),
-    "none, not async": Method(lambda: {"async_scheduling": False}),
-    "HistoSpec, cost 1": Method(_histospec, cost="1"),  # asks for no drafts
-    "HistoSpec, cost 0.05": Method(_histospec, cost="0.05"),
+    **_synchronous(),
+    **_synchronous("V2"),
+    **_synchronous("V1"),
     "suffix": Method(
         suffix,
         calls=("vllm.v1.spec_decode.suffix_decoding", "SuffixDecodingProposer"),
@@ -84,11 +103,13 @@ def run(job: tuple[str, ...], results: Results, scale: Scale, work: Path) -> Non
 
     method = METHODS[job[0]]
     model, shape = next(iter(scale.shapes.items()))
-    if importlib.util.find_spec(method.needs) is None:
-        say(f"{job[0]} is left out: no {method.needs} here")
+    if missing := method.missing():
+        say(f"{job[0]} is left out: no {missing} here")
         for batch in scale.batches:
-            results.add({"method": job[0], "batch": batch}, {"skipped": f"no {method.needs}"})
+            results.add({"method": job[0], "batch": batch}, {"skipped": f"no {missing}"})
         return
+    if method.runner:
+        os.environ["VLLM_USE_V2_MODEL_RUNNER"] = {"V1": "0", "V2": "1"}[method.runner]
     cpu.install()  # without it, vLLM's CPU build rejects drafts at random
     folder = gpu_models.write(work / f"{model} with {LETTERS} letters", shape, LETTERS)
     with ExitStack() as stack:

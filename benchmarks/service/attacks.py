@@ -141,6 +141,16 @@ class Attack:
                 while time.monotonic() < end and not peer.closed:
                     time.sleep(0.05)
 
+    def dropped(self, end: float, path: str, request: bytes, connections: int, calls: int) -> None:
+        """Makes calls on some connections, ends these 0.3 s later, and begins again."""
+        while time.monotonic() < end:
+            with ExitStack() as stack:
+                for _ in range(connections):
+                    peer = stack.enter_context(self._peer())
+                    for number in range(calls):
+                        peer.call(2 * number + 1, path, message(request), ATTACKER)
+                time.sleep(0.3)
+
     def unfinished(self, end: float, path: str, connections: int) -> None:
         """Sends requests without their last byte, each on a connection. If one is refused, begins again."""
         whole = message(bytes(UNFINISHED))[:-1]
@@ -256,6 +266,12 @@ CASES = [
     ),
     Case("ask for a history of 240 KiB 1,000 times, read nothing",
          partial(Attack.unread, path=f"{SERVICE}/History", request=SHORT, calls=1000), Attack.short_history),
+    Case("ask for a history of 240 KiB 1,000 times, drop the connection 0.3 s later, again and again",
+         partial(Attack.dropped, path=f"{SERVICE}/History", request=SHORT, connections=1, calls=1000),
+         Attack.short_history),
+    Case("the same on 10 connections at a time, 100 calls on each",
+         partial(Attack.dropped, path=f"{SERVICE}/History", request=SHORT, connections=10, calls=100),
+         Attack.short_history),
     Case("list the health 1,000 times, read nothing",
          partial(Attack.unread, path="/grpc.health.v1.Health/List", request=b"", calls=1000)),
     Case("export twice, read nothing",

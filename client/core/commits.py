@@ -140,7 +140,7 @@ class CommitQueue:
     def pause(self, reason: str, now: float) -> None:
         """Sends nothing for a while that doubles: the shard's store could not take the last responses."""
         if not self._pause:
-            log.warning("HistoSpec: %s: responses wait for its store: %s", self.name, reason)
+            log.warning("HistoSpec: %s: responses wait for its store, and none is lost: %s", self.name, reason)
         self._pause = min(max(FIRST_PAUSE, 2 * self._pause), LAST_PAUSE)
         self._not_before = now + self._pause
         self._fresh = 0

@@ -212,5 +212,5 @@ class Losses:
             if not unlogged.responses or not (all_of_them or now >= unlogged.due):
                 continue
             what = "a finished response" if unlogged.responses == 1 else f"{unlogged.responses} finished responses"
-            log.warning("HistoSpec: %s: dropped %s of %d tokens: %s", shard, what, unlogged.tokens, unlogged.reason)
+            log.warning("HistoSpec: %s: lost %s of %d tokens: %s", shard, what, unlogged.tokens, unlogged.reason)
             self._shards[shard] = _Unlogged(due=now + PAUSE)

@@ -6,7 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from histospec.client.errors import HistoSpecError
-from histospec.protocol.gains import MODEL_DRAFTED, gain
+from histospec.protocol.gains import gain
 
 if TYPE_CHECKING:
     from histospec.client.sync import DraftClient
@@ -113,7 +113,7 @@ class RolloutMetrics:
 
 def _ratios(counted: Counter[str]) -> dict[str, float | None]:
     drafted = counted["model_draft_tokens"]
-    some = gain({**dict.fromkeys(COUNTED, 0), **counted, MODEL_DRAFTED: drafted}, None)
+    some = gain({**dict.fromkeys(COUNTED, 0), **counted})
     share = counted["drafts_hit"] / some.steps if some.steps else None
     model = counted["model_accepted_tokens"] / drafted if drafted else None
     return dict(zip(NAMES, (some.acceptance, some.tokens_per_step, some.known, share, model), strict=True))

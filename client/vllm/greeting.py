@@ -24,6 +24,6 @@ def greet(client: "DraftClient", max_tokens: int, runner: str) -> None:
         ValueError: max_tokens exceeds the limit of a shard, or a file of the client's settings cannot be read.
     """
     version = releases.installed()
-    if version and (doubt := releases.doubt(version)):
+    if version and (doubt := releases.doubt(version, runner)):
         logger.log(logging.WARNING if releases.unknown(version) else logging.INFO, "HistoSpec: %s", doubt)
     greeting.greet(client, max_tokens, "num_speculative_tokens", f", model runner {runner}")

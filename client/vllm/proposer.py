@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from histospec.client.vllm import logs
+from histospec.client.vllm import logs, settings
 
 
 class HistoSpecProposer:
@@ -12,11 +12,7 @@ class HistoSpecProposer:
     """
 
     def __init__(self, vllm_config: Any) -> None:
-        if vllm_config.scheduler_config.scheduler_cls is None:
-            raise ValueError(
-                "scheduler_cls is not set, and HistoSpecProposer drafts nothing without it; "
-                "add --scheduler-cls histospec.client.vllm.HistoSpecScheduler"
-            )
+        settings.check_scheduler(vllm_config)
         logs.join_vllm()
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:

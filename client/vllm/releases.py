@@ -9,6 +9,8 @@ import re
 import sys
 
 TESTED = ("0.27.0", "0.29.0", "0.32.0")
+TESTED_WITH_V2 = ("0.33.0",)
+"""Also among those that agree: tests ran with vLLM's model runner V2 only."""
 AGREE = (
     "0.22.0", "0.22.1", "0.23.0", "0.24.0", "0.25.0", "0.25.1", "0.26.0", "0.27.1", "0.28.0", "0.30.0", "0.31.0",
     "0.33.0",
@@ -35,10 +37,15 @@ def unknown(version: str) -> bool:
     return _release(version) not in (*TESTED, *AGREE)
 
 
-def doubt(version: str) -> str:
-    """Returns what is not known of a release, as a sentence; an empty text for a tested one."""
+def doubt(version: str, runner: str = "") -> str:
+    """Returns what is not known of a release, as a sentence; an empty text for a tested one.
+
+    Args:
+        version: such as "0.33.0+cpu".
+        runner: vLLM's model runner, "V1" or "V2"; empty if it is not known.
+    """
     release, tested = _release(version), f"tests ran with {', '.join(TESTED)}"
-    if release in TESTED:
+    if release in TESTED or (runner == "V2" and release in TESTED_WITH_V2):
         return ""
     if release in AGREE:
         return f"the sources of vLLM {release} have what HistoSpec relies on, but no test ran with it; {tested}"

@@ -222,7 +222,7 @@ class HistoSpecScheduler(Scheduler):
         self._minute.stepped(seconds, output.sampled_token_ids, drafted)
         if (line := self._minute.line(now, self._chooser.value, self._chooser.learned)) is not None:
             logger.info("%s", line)
-        self._sessions.verify_cost = self._chooser.reported_cost
+        self._sessions.verify_cost = self._chooser.value
         verify_cost = self._chooser.next()
         self._silent = self._silent + 1 if verify_cost is None else 0
         return verify_cost

@@ -59,6 +59,7 @@ def check(vllm_config: Any) -> None:
     Raises:
         ValueError: they do not; the message names the setting, and says what to set instead.
     """
+    check_scheduler(vllm_config)
     check_method(vllm_config.speculative_config)
     check_parallelism(vllm_config.parallel_config)
     check_drafts(vllm_config)
@@ -77,6 +78,19 @@ def check(vllm_config: Any) -> None:
     plugins = os.environ.get("VLLM_PLUGINS")
     if plugins is not None and PLUGIN not in plugins.split(","):
         raise ValueError(f"HistoSpec: VLLM_PLUGINS is {plugins!r}, without {PLUGIN!r}, which prepares workers; add it")
+
+
+def check_scheduler(vllm_config: Any) -> None:
+    """Checks that a VllmConfig names a scheduler. vLLM's own would verify no draft of the server.
+
+    Raises:
+        ValueError: it does not.
+    """
+    if vllm_config.scheduler_config.scheduler_cls is None:
+        raise ValueError(
+            "HistoSpec: scheduler_cls is not set, and HistoSpecProposer drafts nothing without HistoSpec's scheduler; "
+            f"add --scheduler-cls {SCHEDULER}"
+        )
 
 
 def check_method(speculative: Any) -> None:
@@ -138,13 +152,14 @@ def check_drafts(vllm_config: Any) -> None:
     Raises:
         ValueError: num_speculative_tokens is too large.
     """
-    max_tokens, verified = vllm_config.speculative_config.num_speculative_tokens, DEFAULT_MAX_DRAFT
+    max_tokens, limit, whose = vllm_config.speculative_config.num_speculative_tokens, DEFAULT_MAX_DRAFT, "HistoSpec"
     if not runs_v2(vllm_config):  # a longer draft crashes V1
         verified = importlib.import_module("vllm.v1.sample.rejection_sampler").MAX_SPEC_LEN
-    limit = min(DEFAULT_MAX_DRAFT, verified)
+        limit, whose = min((limit, whose), (verified, "vLLM"))
     if max_tokens > limit:
-        who = "the limit of vLLM" if limit == verified else "the limit of HistoSpec"
-        raise ValueError(f"HistoSpec: num_speculative_tokens is {max_tokens}; must be at most {limit}: {who}")
+        raise ValueError(
+            f"HistoSpec: num_speculative_tokens is {max_tokens}; must be at most {limit}: the limit of {whose}"
+        )
 
 
 def warn_of_processors() -> None:

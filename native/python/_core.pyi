@@ -50,6 +50,7 @@ class _NamespaceStats(TypedDict):
     accepted_tokens: int
     generated_tokens: int
     undrafted_tokens: int
+    verify_microsteps: int
     evicted_by_memory: int
     evicted_by_epochs: int
     evicted_by_responses: int

@@ -310,15 +310,18 @@ class EngineModel {
       if (reported) verified = std::min(verified, static_cast<std::size_t>(said[0][b]));
       accepted = std::min(accepted, verified);
       namespace_.counters.accepted_tokens += accepted;
+      std::size_t priced = session.counted ? 0 : verified;
       if (!session.counted) namespace_.counters.draft_tokens += verified;
       steps -= accepted;
       if (reported && models) {
         SourceStats& model = namespace_.counters.sources[kModel];
         const std::size_t model_accepted = std::min(static_cast<std::size_t>(said[2][b]), steps);
         model.draft_tokens += static_cast<std::uint64_t>(said[1][b]);
+        priced += static_cast<std::size_t>(said[1][b]);
         model.accepted_tokens += model_accepted;
         steps -= model_accepted;
       }
+      namespace_.counters.verify_microsteps += price(priced, verify_cost);
       // The first token comes with the prompt, and one step was asked a draft for. All others were not.
       const bool first = session.generated.size() == came[b].size();
       if (steps > 0) namespace_.counters.undrafted_tokens += steps - (session.asked || first ? 1 : 0);
@@ -326,6 +329,12 @@ class EngineModel {
       session.draft.clear();
     }
     check_drafts(result, ids, max_tokens, verify_cost, reported && !ids.empty());
+  }
+
+  // In millionths of a step; a cost above 16 counts as 16.
+  static std::uint64_t price(std::size_t tokens, float verify_cost) {
+    return static_cast<std::uint64_t>(std::llround(1e6 * static_cast<double>(std::min(verify_cost, 16.0f)) *
+                                                   static_cast<double>(tokens)));
   }
 
   void check_drafts(const StepResult& result, const std::vector<SessionId>& ids, int max_tokens, float verify_cost,
@@ -352,7 +361,9 @@ class EngineModel {
       session.draft.assign(result.tokens.begin() + first, result.tokens.begin() + last);
       ++(session.draft.empty() ? namespace_.counters.drafts_empty : namespace_.counters.drafts_hit);
       session.counted = !reported;
-      if (session.counted) namespace_.counters.draft_tokens += session.draft.size();
+      if (!session.counted) continue;
+      namespace_.counters.draft_tokens += session.draft.size();
+      namespace_.counters.verify_microsteps += price(session.draft.size(), verify_cost);
     }
   }
 
@@ -611,6 +622,7 @@ class EngineModel {
             s.accepted_tokens,
             s.generated_tokens,
             s.undrafted_tokens,
+            s.verify_microsteps,
             s.evicted(),
             s.problems,
             s.sessions,

@@ -4,6 +4,7 @@ Each worker is a process with a `DraftClient` and a batch of sessions, which rep
 the correct part of a draft and generates one more token. The command ingests the history first.
 """
 
+import argparse
 import json
 import secrets
 import time
@@ -18,8 +19,8 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from histospec.client import DraftClient, Response
-from histospec.client.config import configure
+from histospec.client import Response
+from histospec.client.config import Tls, bearer, configure
 from histospec.client.errors import ConfigurationError
 from histospec.client.errors import HistoSpecError as ClientError
 from histospec.protocol.costs import DEFAULT_DEADLINE, DEFAULT_VERIFY_COST
@@ -27,7 +28,7 @@ from histospec.protocol.limits import MAX_DRAFT
 from histospec.replay.recordings import opened, read
 from histospec.server.arguments import MOST_COST, ArgumentParser, amount, whole
 from histospec.server.commands.bench_worker import BenchProblem, Load, Measured, Workers, generated, roll_out
-from histospec.server.commands.connection import http_addresses, read_status
+from histospec.server.commands.connection import add_options, caller, http_addresses, read_status
 from histospec.server.errors import ConfigError, Unavailable
 from histospec.server.output_file import FORCE, is_stdout, written
 from histospec.server.process import run_loop
@@ -42,7 +43,7 @@ def main(argv: Sequence[str]) -> int:
     http = http_addresses(options.http)
     load = Load(
         options.endpoint, options.namespace or f"bench-{secrets.token_hex(4)}", options.batch, options.steps,
-        options.interval, options.deadline, options.max_tokens, options.verify_cost,
+        options.interval, options.deadline, options.max_tokens, options.verify_cost, *_credentials(options),
     )  # fmt: skip
     out = Console(stderr=options.json is not None and is_stdout(options.json))
     with ExitStack() as targets:
@@ -59,6 +60,12 @@ def main(argv: Sequence[str]) -> int:
         if file is not None:
             file.write((json.dumps(figures, indent=1) + "\n").encode())
     return 0
+
+
+def _credentials(options: argparse.Namespace) -> tuple[str | None, Tls | None]:
+    """Returns the token and the certificates that the options or the environment name. Raises ConfigError."""
+    config = caller(options.endpoint, options)
+    return bearer(config), config.tls
 
 
 def _parser() -> ArgumentParser:
@@ -87,6 +94,7 @@ def _parser() -> ArgumentParser:
     ):  # fmt: skip
         help_ = text if default is None else f"{text} (default: {default:g})"
         parser.add_argument(flag, type=kind, default=default, metavar=metavar, help=help_)
+    add_options(parser)
     parser.add_argument("--force", action="store_true", help=FORCE)
     return parser
 
@@ -109,7 +117,7 @@ def measure(
     load: Load, tasks: list[BenchProblem], workers: int, ingesting: int, together: int | None, http: Sequence[Address]
 ) -> dict[str, float]:
     """Ingests the history, runs the workers and drops the namespace. Returns figures by name."""
-    with DraftClient(load.endpoint, load.namespace) as client:
+    with load.client() as client:
         client.drop_namespace()
         try:
             ingest_busy = _cpu_seconds(http)
@@ -136,14 +144,15 @@ def measure(
         "step_p50_ms": 1e3 * middle,
         "step_p99_ms": 1e3 * high,
         "step_p999_ms": 1e3 * highest,
-        "late_share": sum(run.late for run in runs) / count,
+        "late_share": sum(run.late for run in runs) / workers,
+        "unanswered_share": sum(run.unanswered for run in runs) / workers,
         "client_cpu_ms_per_step": 1e3 * sum(run.cpu for run in runs) / count,
         "server_cpu_ms_per_step": 1e3 * busy / count,
     } | {name: float(value) for name, value in asdict(load).items() if isinstance(value, int | float)}
 
 
 def _ingest(load: Load, tasks: Sequence[BenchProblem], side_by_side: int, together: int | None) -> float:
-    clients = [DraftClient(load.endpoint, load.namespace) for _ in range(side_by_side)]
+    clients = [load.client() for _ in range(side_by_side)]
     ending = Event()
 
     def ingest(number: int) -> None:
@@ -202,6 +211,7 @@ def _table(figures: dict[str, float]) -> Table:
         "step, p99": f"{figures['step_p99_ms']:.2f} ms",
         "step, p99.9": f"{figures['step_p999_ms']:.2f} ms",
         "late": f"{figures['late_share']:.2%}",
+        "without an answer, late ones included": f"{figures['unanswered_share']:.2%}",
         "server CPU per million ingested tokens": f"{figures['ingest_cpu_ns_per_token']:.1f} ms",
         "client CPU per step": f"{figures['client_cpu_ms_per_step']:.2f} ms",
         "server CPU per step": f"{figures['server_cpu_ms_per_step']:.2f} ms",

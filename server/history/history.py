@@ -207,7 +207,7 @@ class History:
                 self.epochs.check("epoch", namespace, batch.records[0].epoch)
             self.namespaces.admit(namespace, creator)
             if refusal := self.store_refusal(namespace, batch.size):
-                raise StoreFull(f"{refusal}; nothing of this request is kept")
+                raise StoreFull(f"{refusal}; the request is refused")
             if explicit_epoch:
                 self.epochs.give(namespace)
             kept = await self._add(batch, started + patience)

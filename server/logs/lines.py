@@ -9,6 +9,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Hashable, Iterable
+from threading import Lock
 from typing import Any, TextIO
 
 import structlog
@@ -22,6 +23,7 @@ LONGEST_REQUEST_ID = 64
 _STRANGE = re.compile(r"[^A-Za-z0-9._:/=+-]")
 LINES = 50  # recent warnings and errors that are kept
 LONGEST = 300  # characters of one value of these
+EACH = 20  # of these with the same event, so that one kind of trouble does not hide others
 KEPT = ("warning", "error", "critical")
 INDENT = "    "  # of tracebacks
 # Local variables hold tokens, passwords and prompts.
@@ -29,15 +31,24 @@ TRACEBACKS = structlog.processors.ExceptionRenderer(ExceptionDictTransformer(sho
 
 
 class RecentLines:
-    """A structlog processor that keeps the last lines of these levels and passes all lines on unchanged."""
+    """A structlog processor that keeps the last lines of these levels and passes all lines on unchanged.
+
+    Of lines with the same event it keeps at most `EACH`.
+    """
 
     def __init__(self) -> None:
         self._lines: deque[dict[str, str]] = deque(maxlen=LINES)
+        self._lock = Lock()
 
     def __call__(self, logger: WrappedLogger, method: str, line: EventDict) -> EventDict:
         """Keeps the line. See structlog."""
         if line.get("level") in KEPT:
-            self._lines.append(_kept(line))
+            kept = _kept(line)
+            with self._lock:
+                alike = [one for one in self._lines if one["event"] == kept["event"]]
+                if len(alike) >= EACH:
+                    self._lines.remove(alike[0])
+                self._lines.append(kept)
         return line
 
     def newest_first(self) -> list[dict[str, str]]:

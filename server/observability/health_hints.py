@@ -5,6 +5,7 @@ from typing import Literal, NamedTuple
 
 from histospec.protocol.costs import DEFAULT_DEADLINE, NOTHING_PAYS
 from histospec.server.history.namespaces import look_alikes
+from histospec.server.security.rejections import Rejected
 from histospec.server.stores.interface import StoreSize
 
 FULL_SHARE = 0.9  # of the memory budget, or of the store's limit
@@ -15,6 +16,8 @@ LOW_ACCEPTANCE = 0.2  # of the drafted tokens
 A_FEW = 20  # lookups, below which nothing is concluded
 AN_EPOCH = 10_000  # lookups without a hit; a first epoch is hardly longer
 ENOUGH_DRAFTED = 1_000  # tokens
+
+MOST_REJECTED = 5  # reasons that the hint lists
 
 Level = Literal["bad", "warn", "info"]
 
@@ -79,6 +82,8 @@ class Facts(NamedTuple):
     """The epoch and namespace of the latest of these, in words."""
     unreadable: Mapping[str, str] = {}
     """The files that cannot be read now, and why."""
+    rejected: Sequence[Rejected] = ()
+    """Callers that the server rejected because of their token."""
     store_trouble: str = ""
     """Why the store accepts nothing until a person acts."""
     store_hazard: str = ""
@@ -165,6 +170,18 @@ def _faults(facts: Facts) -> Iterator[Hint]:
             "files or their permissions; the server rereads them within seconds."
         )
         yield Hint("bad", f"The {name} cannot be read", text)
+    if facts.rejected:
+        seen = facts.rejected[:MOST_REJECTED]
+        whys = "; ".join(
+            f"{_count(kind.calls, 'call')}, the last {kind.method} from {kind.peer}: {kind.reason}" for kind in seen
+        )
+        left = len(facts.rejected) - len(seen)
+        text = (
+            f"{whys}{f'; and {left} further reasons' if left else ''}. These workers get no drafts, and what they "
+            "finish is not stored. Give them a token that the server knows (docs/security.md), or add theirs to "
+            "--tokens."
+        )
+        yield Hint("warn", "The server rejects callers", text)
     if facts.away:
         names = ", ".join(facts.away)
         text = "Its problems get no drafts until it is back; other problems do. Check its log and the network."

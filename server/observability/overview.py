@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -26,6 +27,7 @@ from histospec.server.observability.runs import Runs
 from histospec.server.observability.samples import COUNTED, EVERY, Sample, Samples
 from histospec.server.observability.shard_health import SERVING, UNKNOWN, UNVERIFIED, ShardHealth
 from histospec.server.observability.web import Readiness
+from histospec.server.security.rejections import Rejected, Rejections
 from histospec.server.security.watched_files import Watched
 from histospec.server.settings.addresses import ShardAddress
 from histospec.server.settings.config import Config
@@ -49,6 +51,7 @@ class Overview:
         store: Store,
         progress: Callable[[str], Progress],
         tenants: Tenants,
+        rejections: Rejections,
         aside: Executor,
     ) -> None:
         self._config = config
@@ -64,6 +67,7 @@ class Overview:
         self._samples = Samples()
         self._runs = Runs(progress)
         self._tenants = tenants
+        self._rejections = rejections
         self._size = StoreSize()
         self._started = time.monotonic()  # the wall clock may jump
         self._task: asyncio.Task[None] | None = None
@@ -117,11 +121,16 @@ class Overview:
         It holds names, numbers and log lines, but no tokens, texts or secrets. Times are in seconds since 1970.
         """
         waiting = {part: why for part, why in self._readiness().items() if why}
-        summed_up = partial(self._sum_up, waiting, self._shards(waiting), self._recent_lines.newest_first())
+        rejected = [replace(kind) for kind in self._rejections.lately()]
+        summed_up = partial(self._sum_up, waiting, self._shards(waiting), self._recent_lines.newest_first(), rejected)
         return await asyncio.get_running_loop().run_in_executor(self._aside, summed_up)
 
     def _sum_up(
-        self, waiting: Mapping[str, str], shards: list[dict[str, Any]], lines: list[dict[str, str]]
+        self,
+        waiting: Mapping[str, str],
+        shards: list[dict[str, Any]],
+        lines: list[dict[str, str]],
+        rejected: Sequence[Rejected],
     ) -> dict[str, Any]:
         self.sample()
         totals, recent = self._samples.totals(), self._samples.recent()
@@ -142,7 +151,7 @@ class Overview:
             "disk_size_bytes": self._size.disk_size,
             "totals": totals,
             "recent": recent,
-            "gains": {"recent": gain(lately, None)._asdict(), "totals": gain(totals, None)._asdict()},
+            "gains": {"recent": gain(lately)._asdict(), "totals": gain(totals)._asdict()},
             "sources": {
                 source: {name: totals[f"{source}.{name}"] for name in ("draft_tokens", "accepted_tokens")}
                 for source in SOURCES
@@ -154,7 +163,7 @@ class Overview:
             "shards": shards,
             "unreadable_files": self._unreadable(),
             "lines": lines,
-            "hints": [hint._asdict() for hint in hints(self._facts(waiting, totals, recent, shards))],
+            "hints": [hint._asdict() for hint in hints(self._facts(waiting, totals, recent, shards, rejected))],
         }
 
     def _tenants_in_use(self) -> list[dict[str, Any]]:
@@ -185,6 +194,7 @@ class Overview:
         totals: Mapping[str, float],
         recent: Mapping[str, float | None],
         shards: Iterable[Mapping[str, Any]],
+        rejected: Sequence[Rejected],
     ) -> Facts:
         well = (SERVING, UNKNOWN, UNVERIFIED)
         return Facts(
@@ -198,6 +208,7 @@ class Overview:
             too_old=recent["too_old_responses"] or 0,
             latest_too_old=self._metrics.counts.latest_too_old,
             unreadable=self._unreadable(),
+            rejected=rejected,
             store_trouble=self._store.trouble,
             store_hazard=self._store.hazard,
             store_outage=self._store.outage,

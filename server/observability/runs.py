@@ -8,7 +8,7 @@ import numpy as np
 
 from histospec.native import AGES
 from histospec.protocol.costs import NOTHING_PAYS
-from histospec.protocol.gains import MODEL_DRAFTED, Gain, gain
+from histospec.protocol.gains import VERIFIED, Gain, gain
 from histospec.server.history.namespaces import Progress
 from histospec.server.observability.engine_counters import EngineCounters
 from histospec.server.observability.health_hints import NamespaceFacts
@@ -23,7 +23,7 @@ CONTENTS = ("sessions", "problems", "history_responses", "history_tokens", "byte
 COUNTED = (
     "lookups_hit", "lookups_miss", "misnamed_lookups", "twins_hit", "twins_miss", "drafts_hit", "drafts_empty",
     "undrafted_tokens", "draft_tokens", "accepted_tokens", "generated_tokens", "history.draft_tokens",
-    "history.accepted_tokens", NEWEST_DRAFTED, MODEL_DRAFTED,
+    "history.accepted_tokens", NEWEST_DRAFTED, VERIFIED,
 )  # fmt: skip
 
 State = dict[str, dict[str, int]]
@@ -43,7 +43,7 @@ class Runs:
         self._states: deque[tuple[float, State]] = deque()
         self._costs: Mapping[str, float] = {}
         self._last_costs: dict[str, float] = {}
-        """Includes namespaces without running sessions, because the gain of a finished run is worth knowing."""
+        """Includes namespaces without running sessions: why a finished run did not gain more is worth knowing."""
         self.in_all = 0
 
     def add(self, now: float, counted: EngineCounters) -> None:
@@ -83,7 +83,7 @@ class Runs:
 
     def _row(self, name: str, now: Mapping[str, int], late: float, late_ever: float) -> dict[str, Any]:
         recently, cost = self._recently(name, now), self._last_costs.get(name)
-        recent, total = gain(recently, cost), gain(now, cost)
+        recent, total = gain(recently), gain(now)
         enough = recent.steps >= ENOUGH
         reason = why_not_more(
             recent if enough else total, recently if enough else now, cost, late if enough else late_ever,

@@ -38,6 +38,7 @@ from histospec.server.rpc.connections import peer_of
 from histospec.server.rpc.slices import unless_large
 from histospec.server.rpc.wire import unless_encoded
 from histospec.server.security.access import SET_TOKEN, Access, Right
+from histospec.server.security.rejections import REJECTED, Rejections
 from histospec.server.settings.config import Config
 from histospec.specrl import rollout_cache_pb2
 from histospec.v1 import draft_pb2
@@ -63,7 +64,9 @@ IN_TURN = ("History", "Inspect", "PredictLengths")
 """Methods whose answers may be long, or take long: a few of them are made at the same time. One may return a function
 that makes a large answer, see `Answering.write_large`."""
 
-EXPECTED = (InvalidRequest, Late, LimitExceeded, PermissionDenied, StoreOpening, Unauthenticated, Unavailable)
+EXPECTED = (InvalidRequest, Late, LimitExceeded, StoreOpening, Unavailable)
+
+ALERTED = (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
 
 if TYPE_CHECKING:
     Handler = grpc.RpcMethodHandler[Any, Any]
@@ -99,14 +102,15 @@ class Accounting(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # gener
             "read": Arrivals(metrics, pace=READ_PACE), "write": Arrivals(metrics), "admin": Arrivals(metrics)
         }  # fmt: skip
         for method in chain.from_iterable(METHODS.values()):
-            # An alert sees the first error only if the series was 0 before.
-            metrics.rpc_errors.labels(method, grpc.StatusCode.INTERNAL.name)
+            for code in ALERTED:  # an alert sees the first error only if the series was 0 before
+                metrics.rpc_errors.labels(method, code.name)
         self._unauthenticated = UnauthenticatedCalls(answering, metrics)
         self.arrivals = [*self._arrivals.values(), self._unauthenticated.arrivals]
         """Unary calls whose message has not arrived."""
         self._served: dict[str, Handler] = {}  # by the full name of a method
         self._running = 0
         self._throttle = Throttle()
+        self.rejections = Rejections()
 
     async def idle(self) -> None:
         """Returns when no RPC of ours runs. RPCs of other services, such as a health watch, never end."""
@@ -229,6 +233,9 @@ class Accounting(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # gener
             try:
                 try:
                     return await behaviour(request, context)
+                except REJECTED as error:
+                    code, reason = status_of(error), str(error)
+                    self.rejections.add(method, code.name, context.peer(), reason)
                 except HistoSpecError as error:
                     code, reason = status_of(error), str(error)
                     say = log.info if isinstance(error, EXPECTED) else log.error

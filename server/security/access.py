@@ -39,6 +39,7 @@ else:
 Right = Literal["read", "write", "admin"]
 LOOK_SECONDS = 1.0  # between two checks of the file
 SHORTEST = 16  # characters of a secret
+FINGERPRINT = 8  # hex digits of a digest that messages show: they tell tokens apart, and do not give one away
 SET_TOKEN = "set HISTOSPEC_TOKEN"  # what a caller without a token does
 
 
@@ -159,12 +160,14 @@ class Access:
 
     def __init__(self, path: Path | None) -> None:
         self._looked = time.monotonic()
+        self._names: dict[str, str] = {}  # of all tokens since the start, by digest
         self.file: Watched[_Contents] | None = None
         if path is not None:
             try:
                 self.file = Watched("tokens", [path], lambda: _read(path), _words)
             except (OSError, ValueError) as error:
                 raise ConfigError(f"--tokens {file_name(path)}: {_words(error)}") from None
+            self._remember(self.file.value)
 
     @property
     def version(self) -> int:
@@ -202,11 +205,19 @@ class Access:
         now = time.monotonic()
         if now - self._looked >= LOOK_SECONDS:
             self._looked = now
-            self.file.look()
+            self._remember(self.file.look())
         grant = self.file.value.tokens.get(digest)
         if grant is None:
-            raise Unauthenticated("authorization: this server does not know the token")
+            raise Unauthenticated(f"authorization: {self._unknown(digest)}")
         return grant
+
+    def _remember(self, contents: _Contents) -> None:
+        self._names |= {digest: token.name for digest, token in contents.tokens.items()}
+
+    def _unknown(self, digest: str) -> str:
+        if digest in self._names:
+            return f"token {self._names[digest]!r} was removed from the server's token file"
+        return f"this server does not know the token; its sha256 begins with {digest[:FINGERPRINT] or '(not ASCII)'}"
 
 
 def _read(path: Path) -> _Contents:

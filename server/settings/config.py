@@ -153,7 +153,7 @@ class StoreConfig(BaseSettings):
         None,
         description="maximum size of the SQLite file, for example 100GiB; 0 for no limit; the write-ahead log is "
         "extra, usually less than 100MiB",
-        json_schema_extra={"default": "90 % of the volume of --data-dir"},
+        json_schema_extra={"default": "90 % of what the volume of --data-dir has free, and the file itself"},
     )
     max_backlog: Bytes = Field(
         MAX_BACKLOG,

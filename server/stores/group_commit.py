@@ -118,5 +118,5 @@ class GroupCommit(Generic[T]):
                 log.exception("the store failed")
                 for work in group:
                     if not work.done.done():
-                        self.fail(work, StoreError(f"store: {error!r}; nothing of this request was kept"))
+                        self.fail(work, StoreError(f"store: {error!r}; the request is refused"))
         self._close()

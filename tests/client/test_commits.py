@@ -208,10 +208,10 @@ def test_drops_are_said_once_and_then_once_a_minute(caplog: pytest.LogCaptureFix
         losses.note("a", 7, "refused")
         losses.report(all_of_them=True)
     assert [record.getMessage() for record in caplog.records] == [
-        "HistoSpec: a: dropped a finished response of 7 tokens: too many wait",
-        "HistoSpec: b: dropped a finished response of 3 tokens: too many wait",
-        "HistoSpec: a: dropped 999 finished responses of 6993 tokens: too many wait",
-        "HistoSpec: a: dropped a finished response of 7 tokens: refused",
+        "HistoSpec: a: lost a finished response of 7 tokens: too many wait",
+        "HistoSpec: b: lost a finished response of 3 tokens: too many wait",
+        "HistoSpec: a: lost 999 finished responses of 6993 tokens: too many wait",
+        "HistoSpec: a: lost a finished response of 7 tokens: refused",
     ]
 
 
@@ -221,7 +221,7 @@ def test_a_dead_shard_does_not_fill_the_log(caplog: pytest.LogCaptureFixture, fl
     with caplog.at_level(logging.WARNING, "histospec.client.core.outage_log"), caplog.at_level(logging.WARNING):
         for n in range(200):
             world.finish(n, 5, flush=flushes)
-    lines = [r.getMessage() for r in caplog.records if "dropped" in r.getMessage()]
+    lines = [r.getMessage() for r in caplog.records if ": lost " in r.getMessage()]
     assert world.core.stats().dropped_commits > 150
     assert len(lines) <= len(NAMES)
     assert all(line.split(": ")[1] in NAMES for line in lines)

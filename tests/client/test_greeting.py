@@ -47,10 +47,10 @@ def said(caplog: pytest.LogCaptureFixture) -> Any:
     """said(answers) returns the log lines of a start, with their levels."""
     caplog.set_level(logging.INFO, "histospec")
 
-    def start(*answers: Inspection | Exception) -> list[str]:
+    def start(*answers: Inspection | Exception, runner: str = "V1") -> list[str]:
         caplog.clear()
         client: Any = Client(*answers)
-        greet(client, 16, "V1")
+        greet(client, 16, runner)
         return [f"{record.levelname} {record.getMessage()}" for record in caplog.records]
 
     return start
@@ -134,3 +134,8 @@ def test_what_goes_wrong_costs_drafts_alone(said: Any) -> None:
     ]
     with pytest.raises(ConfigurationError):
         said(ConfigurationError("tls: cannot read /ca.pem"))
+
+
+def test_a_release_that_was_tested_with_one_runner_only(said: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(__version__="0.33.0"))
+    assert (len(said(runner="V1")), len(said(runner="V2"))) == (1, 0)

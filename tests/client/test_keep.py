@@ -138,15 +138,15 @@ def test_a_response_that_is_too_old_is_not_stored(face: Any, start_server: Start
 
 
 def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [r.getMessage() for r in caplog.records if r.name == "histospec.client" and "dropped" in r.getMessage()]
+    return [r.getMessage() for r in caplog.records if r.name == "histospec.client" and "lost" in r.getMessage()]
 
 
 @faces
 def test_a_server_that_is_away_is_named_once(face: Any, caplog: pytest.LogCaptureFixture) -> None:
     assert face(NOWHERE, PATIENT, *[BATCH] * 3) == [[False] * 3] * 3
     first, rest = lines(caplog)  # the rest when the client ends
-    assert first.startswith(f"HistoSpec: {NOWHERE}: dropped 3 finished responses of 5 tokens: Ingest on {NOWHERE}: ")
-    assert "dropped 6 finished responses of 10 tokens" in rest
+    assert first.startswith(f"HistoSpec: {NOWHERE}: lost 3 finished responses of 5 tokens: Ingest on {NOWHERE}: ")
+    assert "lost 6 finished responses of 10 tokens" in rest
 
 
 @faces
@@ -163,7 +163,7 @@ def test_a_server_that_hangs_is_waited_for_once_a_batch(
         os.kill(server.pid, signal.SIGCONT)
     assert face(server.endpoint, PATIENT, many) == [[True] * 40]
     (line,) = lines(caplog)
-    assert "dropped 40 finished responses of 40 tokens" in line
+    assert "lost 40 finished responses of 40 tokens" in line
 
 
 @faces

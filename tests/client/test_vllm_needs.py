@@ -210,11 +210,14 @@ def test_the_lists_of_releases_are_those_of_the_record() -> None:
     assert [version for version in releases.TESTED if not record.verdict(version).agrees] == []
     read = [v for v in record.found if v not in releases.TESTED and record.verdict(v).agrees]
     assert tuple(read) == releases.AGREE
+    assert set(releases.TESTED_WITH_V2) <= set(releases.AGREE)
 
 
 def test_tested_releases_are_those_of_the_makefile() -> None:
-    said = re.findall(r"^VLLM_(?:OLD|MID|NEW) := (\S+)", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    makefile = (ROOT / "Makefile").read_text()
+    said = re.findall(r"^VLLM_(?:OLD|MID|NEW) := (\S+)", makefile, re.MULTILINE)
     assert sorted(said) == sorted(releases.TESTED)
+    assert tuple(re.findall(r"^VLLM_NEXT := (\S+)", makefile, re.MULTILINE)) == releases.TESTED_WITH_V2
 
 
 def test_the_page_has_the_table_of_the_record() -> None:

@@ -40,11 +40,13 @@ def peers(name: str, namespace: str) -> str:
     return f"networkPolicy.{name}[0].namespaceSelector.matchLabels.kubernetes\\.io/metadata\\.name={namespace}"
 
 
-def test_by_default_the_own_namespace_drafts_and_all_may_scrape() -> None:
+def test_by_default_only_the_own_namespace_gets_in() -> None:
+    """The HTTP port names the runs of all teams."""
     rules = policy()
-    assert admits(rules, "grpc", NAMESPACE, WORKER)
-    assert not admits(rules, "grpc", "elsewhere", WORKER)
-    assert admits(rules, "http", "monitoring", {})
+    for port in ("grpc", "http"):
+        assert admits(rules, port, NAMESPACE, WORKER), port
+        assert not admits(rules, port, "elsewhere", WORKER), port
+    assert not admits(policy("--set", "networkPolicy.sameNamespace=false"), "http", NAMESPACE, WORKER)
 
 
 def test_from_adds_to_the_own_namespace() -> None:
@@ -73,10 +75,12 @@ def test_helm_test_passes_whoever_else_may(words: tuple[str, ...]) -> None:
         assert not admits(one(manifests, "NetworkPolicy"), "grpc", "elsewhere", labels)
 
 
-def test_http_from_is_exact() -> None:
+def test_http_from_adds_to_the_own_namespace() -> None:
     rules = policy("--set", peers("httpFrom", "metrics"))
     assert admits(rules, "http", "metrics", {})
-    assert not admits(rules, "http", NAMESPACE, WORKER)
+    assert admits(rules, "http", NAMESPACE, WORKER)
+    assert not admits(rules, "grpc", "metrics", WORKER)
+    assert not admits(rules, "http", "elsewhere", {})
 
 
 def services(*words: object) -> dict[str, Manifest]:

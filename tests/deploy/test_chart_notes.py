@@ -78,3 +78,17 @@ def test_notes_of_a_daemonset_lead_to_the_own_node(tmp_path: Path) -> None:
     found = environment(notes(tmp_path, "--set", "mode=daemonset,daemonset.hostPort=7000"))
     assert found["HISTOSPEC_ENDPOINT"] == "$(HISTOSPEC_HOST_IP):7000"
     assert found["HISTOSPEC_HOST_IP"] == {"fieldRef": {"fieldPath": "status.hostIP"}}
+
+
+def test_notes_say_how_prometheus_reaches_the_http_port(tmp_path: Path) -> None:
+    warning = "admits no other namespace to the HTTP port"
+    assert warning in notes(tmp_path, "--set", "serviceMonitor.enabled=true")
+    assert warning not in notes(tmp_path)
+    peer = r"networkPolicy.httpFrom[0].namespaceSelector.matchLabels.kubernetes\.io/metadata\.name=monitoring"
+    assert warning not in notes(tmp_path, "--set", f"serviceMonitor.enabled=true,{peer}")
+
+
+def test_notes_name_the_secrets_of_teams(tmp_path: Path) -> None:
+    assert "-token-NAME" not in notes(tmp_path)
+    team = "tokens.callers[0].name=a,tokens.callers[0].namespaces={a-*}"
+    assert "run-histospec-token-NAME" in notes(tmp_path, "--set", team)

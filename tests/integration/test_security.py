@@ -188,7 +188,7 @@ def test_a_token_is_taken_back_once_the_file_can_be_read(
     [
         ('rights = ["write"]', "PERMISSION_DENIED", "token 'revoked' has no right to read in namespace 'run-1'"),
         ('namespaces = ["other"]', "PERMISSION_DENIED", "token 'revoked' has no right to read in namespace 'run-1'"),
-        (None, "UNAUTHENTICATED", "this server does not know the token"),
+        (None, "UNAUTHENTICATED", "was removed from the"),
     ],
 )
 def test_a_running_stream_loses_what_its_token_lost(
@@ -361,3 +361,42 @@ def test_a_token_file_that_makes_no_sense_is_refused(
     assert sentence in str(caught.value)
     assert "brief" not in str(caught.value)
     assert "long-enough" not in str(caught.value)
+
+
+def rejected(server: Server) -> list[dict[str, object]]:
+    return [line for line in server.log if line.get("event") == "rpc refused" and line["level"] == "warning"]
+
+
+def test_a_token_removed_under_load_is_named_in_the_log_and_in_a_hint(
+    guarded: Server, visit: Callable[..., DraftClient], files: Path
+) -> None:
+    """Its workers try again for ever; the secret itself is nowhere."""
+    client = visit("revoked")
+    (session,) = client.open([[1, 2]])
+    client.step([session], [[3]])
+    (files / "tokens.toml").write_text(TOKENS)
+
+    def counted() -> bool:
+        client.step([session], [[3]])
+        return guarded.metrics()['histospec_rpc_errors_total{code="UNAUTHENTICATED",method="Draft"}'] >= 2
+
+    eventually(counted)
+    refused(visit("no-such-token-0123456789").topology, "UNAUTHENTICATED")
+    reasons = {str(line["reason"]) for line in rejected(guarded)}
+    digest = hashlib.sha256(b"no-such-token-0123456789").hexdigest()
+    assert reasons == {
+        "authorization: token 'revoked' was removed from the server's token file",
+        f"authorization: this server does not know the token; its sha256 begins with {digest[:8]}",
+    }
+    (hint,) = [
+        hint for hint in json.loads(guarded.get("/status")[1])["hints"] if hint["title"] == "The server rejects callers"
+    ]
+    assert all(reason in hint["text"] for reason in reasons)
+    said = json.dumps([guarded.log, json.loads(guarded.get("/status")[1])])
+    assert not [secret for secret in (SECRETS["revoked"], "no-such-token-0123456789", digest) if secret in said]
+
+
+def test_every_code_of_rejected_callers_is_counted_from_0(guarded: Server) -> None:
+    """An alert sees an increase only of a series that was there before."""
+    for code in ("UNAUTHENTICATED", "PERMISSION_DENIED"):
+        assert guarded.metrics()[f'histospec_rpc_errors_total{{code="{code}",method="Draft"}}'] == 0

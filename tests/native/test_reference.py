@@ -94,6 +94,11 @@ reports = st.tuples(st.integers(0, 20), st.integers(0, 8), st.integers(0, 8)).ma
 shares = st.tuples(st.integers(0, 4), st.booleans(), parts, st.integers(0, 5), reports)
 
 
+def microsteps(tokens: int, cost: float) -> int:
+    """Returns what verifying tokens costs, in millionths of a step; the engine takes the cost as a float32."""
+    return round(1e6 * float(np.float32(cost)) * tokens)
+
+
 def text(name: str, part: Part) -> tuple[int, ...]:
     return shifted(name, part[0] * part[1])
 
@@ -173,6 +178,8 @@ class EngineMachine(RuleBasedStateMachine):
                 accepted = min(server, agreeing(session.draft, fresh))
                 model_accepted = min(model_accepted, len(fresh) - accepted)
                 namespace_.counters["draft_tokens"] += 0 if session.counted else min(server, len(session.draft))
+                priced = drafted + (0 if session.counted else min(server, len(session.draft)))
+                namespace_.counters["verify_microsteps"] += microsteps(priced, cost)
                 namespace_.counters["accepted_tokens"] += accepted
                 namespace_.counters["generated_tokens"] += len(fresh)
                 namespace_.model["draft_tokens"] += drafted
@@ -206,6 +213,7 @@ class EngineMachine(RuleBasedStateMachine):
                 namespace_.counters["drafts_hit" if draft else "drafts_empty"] += 1
                 session.counted = unreported
                 namespace_.counters["draft_tokens"] += len(draft) if session.counted else 0
+                namespace_.counters["verify_microsteps"] += microsteps(len(draft), cost) if session.counted else 0
 
     @precondition(lambda self: self.sessions)
     @rule(which=st.integers(0, 11), commit=st.booleans(), epoch=st.none() | epochs)

@@ -179,3 +179,25 @@ def test_a_report_has_its_dtype() -> None:
     wrong: Any = np.zeros(1, np.int64)
     with pytest.raises(ValueError, match="verified: has dtype int64, must be int32"):
         one.engine.step(np.array([one.session], np.int64), TEXT[:1], np.array([0, 1], np.int64), verified=wrong)
+
+
+def test_each_step_is_priced_at_its_own_cost() -> None:
+    """A later cost, such as that of a full GPU, does not change what earlier steps have cost."""
+    one = One()
+    (draft, *_) = one.step(TEXT[:4], cost=0.02)
+    assert one.counted()["verify_microsteps"] == 20_000 * len(draft)
+    one.step(TEXT[4:8], max_tokens=0, cost=0.9)  # asks for nothing, so it verifies nothing
+    assert one.counted()["verify_microsteps"] == 20_000 * len(draft)
+    reported = One()
+    reported.step(TEXT[:4], (0, 0, 0), cost=0.02)
+    assert reported.counted()["verify_microsteps"] == 0  # so far
+    reported.step(TEXT[4:8], (2, 3, 1), cost=0.1)  # two of the server's tokens, three of the model's
+    assert reported.counted()["verify_microsteps"] == 500_000
+
+
+def test_no_report_makes_the_sum_overflow() -> None:
+    one = One()
+    most = np.iinfo(np.int32).max
+    for number in range(10):
+        one.step([int(TEXT[number])], (0, most, 0), max_tokens=0, cost=3e38)
+    assert one.counted()["verify_microsteps"] == 10 * 16_000_000 * (1 << 16)

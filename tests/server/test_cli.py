@@ -86,7 +86,7 @@ def test_serve_help_names_every_option() -> None:
     words = " ".join(text.split())
     assert "(default: 256MiB)" in words
     assert "(default: 8GiB, or what fits the memory of the control group or machine)" in words
-    assert "(default: 90 % of the volume of --data-dir)" in words
+    assert "(default: 90 % of what the volume of --data-dir has free, and the file itself)" in words
 
 
 def test_status_of_a_running_server(server: Server, wire: Wire) -> None:

@@ -9,10 +9,10 @@ import pytest
 
 
 @contextlib.contextmanager
-def small_disk(directory: Path) -> Iterator[Path]:
-    """Makes the directory, on a file system of 2 MiB. Skips the test where that is not allowed."""
+def small_disk(directory: Path, size: int = 2 << 20) -> Iterator[Path]:
+    """Makes the directory, on a file system of this size. Skips the test where that is not allowed."""
     directory.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", directory], capture_output=True)
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", directory], capture_output=True)
     if mounted.returncode:
         pytest.skip(f"needs the right to mount a tmpfs: {mounted.stderr.decode().strip()}")
     try:

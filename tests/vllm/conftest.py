@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from histospec.client import DraftClient
-from tests.support import tiny_policy
+from tests.support import interpreter, tiny_policy
 from tests.support.engines import Engines
 from tests.support.tiny_policy import VOCABULARY
 
@@ -90,12 +90,16 @@ class Rollouts:
         """Runs the engine a few steps; returns the outputs that finished."""
         return [output for _ in range(times) for output in self.llm.llm_engine.step() if output.finished]
 
-    def finish(self) -> list[Any]:
-        """Runs to the end; returns a list of responses (token ids) a prompt, in the order of the prompts."""
+    def outputs(self) -> list[Any]:
+        """Runs to the end; returns vLLM's output for each prompt, None for those aborted."""
         done: dict[str, Any] = {}
         while self.llm.llm_engine.has_unfinished_requests():
             done |= {output.request_id: output for output in self.step()}
-        return [[list(c.token_ids) for c in done[name].outputs] if name in done else None for name in self.ids]
+        return [done.get(name) for name in self.ids]
+
+    def finish(self) -> list[Any]:
+        """Runs to the end; returns a list of responses (token ids) a prompt, in the order of the prompts."""
+        return [output and [list(c.token_ids) for c in output.outputs] for output in self.outputs()]
 
     def generate(self, prompts: list[list[int]], **sampling: Any) -> list[Any]:
         self.start(prompts, **sampling)
@@ -110,6 +114,8 @@ class Rollouts:
 def start_engine(tiny_model: str) -> Iterator[Callable[..., Any]]:
     """start_engine(stack, ...) -> Rollouts on an engine that closes with the stack; arguments as those of `engine`."""
     shared = Engines()
+    if RUNNER == "v2":
+        interpreter.repair()
 
     def start(
         stack: contextlib.ExitStack,

@@ -13,7 +13,7 @@ import pytest
 from tests.support import coupled_check
 from tests.support.servers import Server
 
-pytestmark = pytest.mark.vllm
+pytestmark = [pytest.mark.vllm, pytest.mark.v1]
 
 LIMIT = 5  # standard deviations
 ROOT = Path(__file__).parents[2]

@@ -170,6 +170,7 @@ def test_the_kernel_finds_the_same_alternatives() -> None:
     assert result["some"] > 30
 
 
+@pytest.mark.v1
 def test_the_kernel_compiles_and_rounds_as_the_cpu_does() -> None:
     """For an H100, without one. A fused multiply-add rounds once where the CPU rounds twice."""
     kinds = check("ptx")

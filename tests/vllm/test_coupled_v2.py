@@ -39,8 +39,6 @@ def verify() -> Iterator[Any]:
     own = rejection.rejection_sample
     with pytest.MonkeyPatch.context() as changed:
         changed.setattr(rejection, "rejection_sample", own)  # undone at the end
-        # vLLM's kernel for top-k and top-p does not run in the interpreter: it calls `to` of a number of Python.
-        changed.setattr("vllm.v1.sample.ops.topk_topp_sampler.HAS_TRITON", False)
         changed.setenv("HISTOSPEC_SAMPLING", "coupled")
         yield own
 

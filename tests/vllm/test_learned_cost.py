@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from histospec.client.vllm.choice.modes import NOTHING, SERVER
-from histospec.protocol.costs import NOTHING_PAYS
 from tests.support.clients import texts
 from tests.support.engines import MakeClient, Prompts, StartEngine
 from tests.support.servers import Server
@@ -143,7 +142,7 @@ def test_drafts_that_nothing_verifies_are_counted_as_such(
     namespace: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The server counts none of them as drafted, shows the cost at which none is, and loses no token."""
+    """The server counts none of them as drafted, shows the cost that the worker measured, and loses no token."""
     monkeypatch.setattr("histospec.client.vllm.scheduler.REPORT_SECONDS", 0.0)  # a message with each step
     rollouts = engine(shared_server.endpoint)
     assert rollouts.generate(prompts) == expected
@@ -158,7 +157,8 @@ def test_drafts_that_nothing_verifies_are_counted_as_such(
     assert max(promise.tokens for promise in promised) > 3
     assert after[f"histospec_draft_tokens_total{of}"] == before[f"histospec_draft_tokens_total{of}"]
     assert after[f"histospec_generated_tokens_total{of}"] > before[f"histospec_generated_tokens_total{of}"]
-    assert after[f"histospec_verify_cost{of}"] >= NOTHING_PAYS
+    assert after[f"histospec_verify_cost{of}"] == pytest.approx(rollouts.scheduler._chooser.value)
+    assert after[f"histospec_verify_microsteps_total{of}"] == before[f"histospec_verify_microsteps_total{of}"]
     rollouts.close()
     client = make_client(shared_server.endpoint)
     for prompt, group in zip(prompts, expected, strict=True):

@@ -14,9 +14,11 @@ from typing import Any
 import pytest
 
 from histospec.client import DraftClient, Response
+from histospec.protocol.limits import DEFAULT_MAX_DRAFT
 from tests.support.ports import free_port
 from tests.support.servers import Server, Starter
 from tests.support.waiting import eventually
+from tests.vllm.conftest import RUNNER
 from tests.vllm.told_engine import ANSWER
 
 pytestmark = [pytest.mark.vllm, pytest.mark.newest]
@@ -168,7 +170,8 @@ def test_tokens(engine: Engine, start_server: Starter, tmp_path: Path) -> None:
     engine.start(endpoint, "run-1")
     engine.says(start + r".*no bearer token.*\), going on WITHOUT drafts; is HISTOSPEC_TOKEN right\?")
     engine.start(endpoint, "run-1", HISTOSPEC_TOKEN="0123456789wrong.")
-    engine.says(start + r".*does not know the token\), going on WITHOUT drafts; is HISTOSPEC_TOKEN right\?")
+    unknown = r".*does not know the token; its sha256 begins with [0-9a-f]{8}\)"
+    engine.says(start + unknown + r", going on WITHOUT drafts; is HISTOSPEC_TOKEN right\?")
     engine.start(endpoint, "test-1", HISTOSPEC_TOKEN="0123456789abcdef")
     engine.says(
         start + r"its token has no right to read in namespace 'test-1'\), .* are HISTOSPEC_TOKEN and .* right\?"
@@ -211,16 +214,17 @@ def test_a_namespace_of_nearly_the_same_name(engine: Engine, server: Server) -> 
 
 
 def test_drafts_that_are_too_long_are_refused(engine: Engine, start_server: Starter, namespace: str) -> None:
-    """By vLLM's verification, which ends the engine otherwise, and by the server's limit."""
-    for tokens in (129, 300):
+    """By V1's verification, which ends the engine otherwise, and by the server's limit."""
+    limit, whose = {"v1": (128, "vLLM"), "v2": (DEFAULT_MAX_DRAFT, "HistoSpec")}[RUNNER]
+    for tokens in (limit + 1, 2000):
         answer = engine.start(f"127.0.0.1:{free_port()}", namespace, tokens=tokens)
-        sentence = f"HistoSpec: num_speculative_tokens is {tokens}; must be at most 128: the limit of vLLM"
+        sentence = f"HistoSpec: num_speculative_tokens is {tokens}; must be at most {limit}: the limit of {whose}"
         assert sentence in answer["error"]
         assert answer["error"].startswith("ValueError: ")
     endpoint = start_server("--max-draft-tokens", "8").endpoint
     answer = engine.start(endpoint, namespace)
-    limit = f"must be at most 8, the --max-draft-tokens of {endpoint}"
-    assert answer == {"error": f"ValueError: HistoSpec: num_speculative_tokens is 16; {limit}"}
+    sentence = f"must be at most 8, the --max-draft-tokens of {endpoint}"
+    assert answer == {"error": f"ValueError: HistoSpec: num_speculative_tokens is 16; {sentence}"}
 
 
 def test_a_server_that_comes_later_and_drafts_less(

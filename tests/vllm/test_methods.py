@@ -13,7 +13,7 @@ from tests.support.engines import MakeClient, Prompts, StartEngine
 from tests.support.servers import Server
 from tests.support.told import Told
 
-pytestmark = pytest.mark.vllm
+pytestmark = [pytest.mark.vllm, pytest.mark.v1]
 
 LIMIT = 96  # tokens of a context, where there is little room
 TIGHT = {

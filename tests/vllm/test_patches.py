@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.support.engines import StartEngine
+from tests.vllm.conftest import RUNNER
 
 pytestmark = pytest.mark.vllm
 
@@ -92,18 +93,16 @@ def test_workers_of_other_engines_are_left_alone(said: Any) -> None:
     assert len(said["in a worker of histospec.client.vllm.HistoSpecScheduler"]) == len(mark) + 3
 
 
-@pytest.mark.v1
 def test_an_engine_that_drafts_has_those_of_its_workers_and_scheduler(engine: StartEngine, nowhere: str) -> None:
     from histospec.client.vllm.patches import PATCHES
     from histospec.client.vllm.patches.replacing import is_replaced
 
     engine(nowhere)
+    others = {"v1": ("drafter", "runner_v2", "sampling_v2"), "v2": ("drafter", "undrafted", "cpu", "sampling_v2")}[
+        RUNNER
+    ]
     for patch in PATCHES:
-        if patch.installed_by.startswith(("HistoSpecScheduler", "WorkerBase")) and patch.room not in (
-            "drafter",
-            "runner_v2",
-            "sampling_v2",
-        ):
+        if patch.installed_by.startswith(("HistoSpecScheduler", "WorkerBase")) and patch.room not in others:
             module, _, path = patch.symbol.partition(":")
             owner = importlib.import_module(module)
             *owners, name = path.split(".")

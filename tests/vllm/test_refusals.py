@@ -97,7 +97,7 @@ def test_plugins_without_ours(
     configured: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, plugins: str, fits: bool
 ) -> None:
     """It prepares the workers: without it, vLLM's CPU build would sample wrongly."""
-    config = configured({})
+    config = configured(OWN)
     monkeypatch.setenv("VLLM_PLUGINS", plugins)
     if fits:
         settings.check(config)

@@ -6,17 +6,15 @@ What a CPU cannot show: the order of streams, CUDA graphs, compiled kernels, spe
 import functools
 import json
 import os
-import random
 import subprocess
 import sys
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 
-from histospec.client import Draft, DraftClient
-from tests.support import host_reads
+from histospec.client import DraftClient
+from tests.support import accepting, any_drafts, host_reads
 from tests.support.servers import Server
 
 pytestmark = [pytest.mark.vllm, pytest.mark.v2]
@@ -76,25 +74,10 @@ def test_greedy_output_is_that_of_v1_and_of_no_speculation(
 def anyhow(engine: Callable[..., Any], nowhere: str, expected: list[list[list[int]]], prompts: list[list[int]]) -> Any:
     """anyhow(...) -> Rollouts with right, wrong, cut, long and missing drafts at random; arguments are vLLM's."""
     texts = [[*prompt, *response[0]] for prompt, response in zip(prompts, expected, strict=True)]
-    chance = random.Random(5)
-
-    def draft(request: Any) -> Draft | None:
-        text = [*request.prompt_token_ids, *request.output_token_ids]
-        right = next((whole[len(text) :] for whole in texts if whole[: len(text)] == text), [])
-        tokens = [*right, *chance.choices(range(32), k=16)][: chance.randint(0, 16)]
-        if tokens and chance.random() < 0.3:
-            tokens[chance.randrange(len(tokens))] = chance.randrange(32)
-        return Draft(np.array(tokens, np.int32), np.ones(len(tokens), np.float32)) if chance.random() < 0.8 else None
 
     def start(**arguments: Any) -> Any:
         rollouts = engine(nowhere, **arguments)
-        scheduler = rollouts.scheduler
-
-        def collect() -> dict[str, Draft]:
-            found = {request.request_id: draft(request) for request in scheduler.running}
-            return {name: one for name, one in found.items() if one is not None}
-
-        scheduler._sessions.collect = collect
+        any_drafts.make(rollouts.scheduler, texts)
         return rollouts
 
     return start
@@ -119,6 +102,24 @@ def test_any_draft_leaves_the_output_as_it_is(
         assert rollouts.counter("num_preemptions") > 0
 
 
+def test_cached_blocks_are_those_without_drafts(
+    engine: Callable[..., Any], nowhere: str, prompts: list[list[int]]
+) -> None:
+    """A second turn begins with blocks that drafts filled in the first one, accepted and rejected."""
+    first_turn = [[*range(32), *prompt] for prompt in prompts[:6]]
+    plain, rollouts = engine(block_size=32), engine(nowhere, block_size=32)
+    written = plain.generate(first_turn)
+    second_turn = [[*prompt, *response] for prompt, (response,) in zip(first_turn, written, strict=True)]
+    texts = [[*prompt, *response] for prompt, (response,) in zip(second_turn, plain.generate(second_turn), strict=True)]
+    any_drafts.make(rollouts.scheduler, texts)
+    assert rollouts.generate(first_turn) == written
+    before = rollouts.counter("prefix_cache_hits")
+    again = rollouts.generate(second_turn)
+    assert rollouts.counter("prefix_cache_hits") - before >= 2 * 32 * len(second_turn)
+    assert [[*prompt, *response] for prompt, (response,) in zip(second_turn, again, strict=True)] == texts
+    assert 0 < rollouts.counter("spec_decode_num_accepted_tokens") < rollouts.counter("spec_decode_num_draft_tokens")
+
+
 def test_a_sampler_that_accepts_any_token_is_noticed(
     anyhow: Callable[..., Any],
     prompts: list[list[int]],
@@ -126,18 +127,7 @@ def test_a_sampler_that_accepts_any_token_is_noticed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A control of the bed: if this were not noticed, the tests above would show nothing."""
-    from vllm.v1.worker.gpu.spec_decode import rejection_sampler
-
-    verify = rejection_sampler.rejection_sample
-
-    def accept(logits: Any, draft_logits: Any, drafted: Any, ends: Any, *args: Any, **named: Any) -> Any:
-        sampled, counts = verify(logits, draft_logits, drafted, ends, *args, **named)
-        for row, (start, end) in enumerate(zip(ends.tolist(), ends.tolist()[1:], strict=False)):
-            if end - start > 1 and (first := drafted[start + 1].item()) >= 0:
-                sampled[row, 0] = first
-        return sampled, counts
-
-    monkeypatch.setattr(rejection_sampler, "rejection_sample", accept)
+    accepting.make(monkeypatch)
     assert anyhow().generate(prompts) != expected
 
 

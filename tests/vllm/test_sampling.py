@@ -11,14 +11,15 @@ from typing import Any
 
 import pytest
 
-from tests.support import sampling_check
+from tests.support import accepting, any_drafts, sampling_check
 from tests.support.engines import StartEngine
 from tests.support.servers import Server
 from tests.support.told import Told
+from tests.vllm.conftest import RUNNER
 
 pytestmark = pytest.mark.vllm
 
-RESPONSES = 20_000
+RESPONSES = 20_000 if RUNNER == "v1" else 2_000  # interpreted kernels are slow
 ENOUGH_TO_FAIL = 2_000
 AT_A_TIME = 256  # responses, of the check's engine
 LIMIT = 5  # standard deviations; exact sampling exceeds it once in three million
@@ -33,7 +34,25 @@ def test_sampling_is_exact(
     assert max(result["z"]) < LIMIT
 
 
+@pytest.mark.v2
+@pytest.mark.parametrize("accepts", [False, True], ids=["", "accepting"])
+def test_sampling_is_exact_with_any_draft(
+    engine: StartEngine, nowhere: str, tiny_model: str, monkeypatch: pytest.MonkeyPatch, accepts: bool
+) -> None:
+    """Probable, improbable, cut and missing drafts. A sampler that accepts any token is the control."""
+    prompt = sampling_check.PROMPT
+    ((probable,),) = engine().generate([prompt], max_tokens=sampling_check.LENGTH)
+    if accepts:
+        accepting.make(monkeypatch)
+    rollouts = engine(nowhere, **sampling_check.ENGINE)
+    any_drafts.make(rollouts.scheduler, [[*prompt, *probable]], sampling_check.LENGTH)
+    result = sampling_check.check(rollouts.llm, tiny_model, RESPONSES // 2)
+    assert 0 < result["accepted"] < result["drafted"]
+    assert (max(result["z"]) > LIMIT) == accepts, result
+
+
 @pytest.mark.newest
+@pytest.mark.v1
 @pytest.mark.parametrize("method", ["draft_model", pytest.param("eagle", marks=pytest.mark.long)])
 @pytest.mark.parametrize("killed", [False, pytest.param(True, marks=pytest.mark.long)], ids=["", "killed"])
 def test_sampling_is_exact_with_two_drafters(
@@ -67,6 +86,7 @@ def test_sampling_is_exact_with_two_drafters(
     assert max(result["z"]) < LIMIT, result
 
 
+@pytest.mark.v1
 @pytest.mark.long
 def test_the_check_sees_what_vllm_does_without_the_repair(tiny_model: str, server: Server, namespace: str) -> None:
     """vLLM's CPU build alone is wrong (its issue 55005). When this fails, the repair can go."""

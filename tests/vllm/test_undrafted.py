@@ -1,5 +1,6 @@
 """Without drafts an engine samples as one without speculation, at the same cost."""
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,23 +9,31 @@ import pytest
 from histospec.client.vllm.patches import undrafted
 from tests.support.engines import Prompts, StartEngine
 from tests.support.servers import Server
+from tests.vllm.conftest import RUNNER
 
 pytestmark = pytest.mark.vllm
 
 
 @pytest.fixture
 def verified(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many drafted tokens each step through vLLM's rejection sampler had, in order."""
-    rejection_sampler = pytest.importorskip("vllm.v1.sample.rejection_sampler")
-
-    forward = rejection_sampler.RejectionSampler.forward
+    """How many drafted tokens each step through the rejection sampler of vLLM's model runner had, in order."""
     seen = []
 
-    def counted(self: Any, metadata: Any, *args: Any) -> Any:
-        seen.append(sum(metadata.num_draft_tokens))
-        return forward(self, metadata, *args)
+    def watch(module: str, name: str, drafted: Callable[..., int]) -> None:
+        sampler = pytest.importorskip(module).RejectionSampler
+        verify = getattr(sampler, name)
 
-    monkeypatch.setattr(rejection_sampler.RejectionSampler, "forward", counted)
+        def counted(self: Any, *args: Any) -> Any:
+            seen.append(drafted(*args))
+            return verify(self, *args)
+
+        monkeypatch.setattr(sampler, name, counted)
+
+    if RUNNER == "v2":
+        module = "vllm.v1.worker.gpu.spec_decode.rejection_sampler"
+        watch(module, "__call__", lambda logits, batch, *_: batch.num_draft_tokens)
+    else:
+        watch("vllm.v1.sample.rejection_sampler", "forward", lambda metadata, *_: sum(metadata.num_draft_tokens))
     return seen
 
 

@@ -98,12 +98,6 @@ class ModeChooser:
         return self._worth.prices.cost if self._fixed is None else self._fixed
 
     @property
-    def reported_cost(self) -> float:
-        """The cost that the server's metrics show; while the server is not asked, one at which none is drafted."""
-        asks = self._mode.server or self._fixed is not None
-        return self.value if asks else max(self.value, HOPELESS_VERIFY_COST)
-
-    @property
     def learned(self) -> bool:
         """Whether `value` was measured."""
         return self._fixed is None and self._worth.prices.verify_cost_known

@@ -10,7 +10,7 @@
 
 {{- /* `helm upgrade --reuse-values` takes all defaults from the previous chart, which lacks newer values. */}}
 {{- define "histospec.checkVersion" -}}
-{{- if not (and (hasKey .Values "emptyDir") (hasKey .Values "scaleDown") (hasKey .Values.tokens "create")) }}
+{{- if not (and (hasKey .Values "emptyDir") (hasKey .Values "scaleDown") (hasKey .Values.tokens "create") (hasKey .Values.tokens "callers")) }}
 {{- fail "these are the defaults of an older chart, which --reuse-values keeps: pass your own values with --values FILE, or use --reset-then-reuse-values. Read the upgrade notes in docs/kubernetes.md first" }}
 {{- end }}
 {{- end }}
@@ -19,6 +19,16 @@
 {{- $v := .Values }}
 {{- if and (not (include "histospec.guarded" .)) (not $v.security.insecure) }}
 {{- fail "tokens.create is false, so any caller could read and write every history: set tokens.existingSecret or tls.clientCA.existingSecret, or set security.insecure to true to allow it" }}
+{{- end }}
+{{- $callers := list }}
+{{- range $v.tokens.callers }}
+{{- if has .name $callers }}
+{{- printf "tokens.callers: the name %s appears twice; to replace a token, change its rotation" .name | fail }}
+{{- end }}
+{{- $callers = append $callers .name }}
+{{- end }}
+{{- if and $callers (not (include "histospec.makesTokens" .)) }}
+{{- fail "tokens.callers: the chart makes no tokens here; put these callers into the file of tokens.existingSecret (docs/security.md), or set tokens.create to true, and leave tokens.existingSecret empty and security.insecure false" }}
 {{- end }}
 {{- if and $v.tls.clientCA.existingSecret (not $v.tls.existingSecret) }}
 {{- fail "tls.clientCA.existingSecret: client certificates need TLS; set tls.existingSecret, too" }}

@@ -44,6 +44,9 @@ struct NamespaceStats {
   std::uint64_t accepted_tokens = 0;
   std::uint64_t generated_tokens = 0;
   std::uint64_t undrafted_tokens = 0;  // of these, those for whose step no draft was asked: one step each
+  // What verifying the draft tokens of all drafters cost, in millionths of a step without drafts: of each step at the
+  // verify cost that its request had.
+  std::uint64_t verify_microsteps = 0;
   std::uint64_t evicted_by_memory = 0;
   std::uint64_t evicted_by_epochs = 0;
   std::uint64_t evicted_by_responses = 0;
@@ -98,6 +101,9 @@ inline constexpr Described kCounted[] = {
      "Tokens that the sessions generated."},
     {"undrafted_tokens", &NamespaceStats::undrafted_tokens, "undrafted_tokens", "", "",
      "Generated tokens of steps for which the worker asked for no draft, one token per step."},
+    {"verify_microsteps", &NamespaceStats::verify_microsteps, "verify_microsteps", "", "",
+     "Cost of verifying draft tokens of all drafters, each step at its verify cost, in millionths of a step without "
+     "drafts."},
     {"evicted_by_memory", &NamespaceStats::evicted_by_memory, "evicted_responses", "reason", "memory",
      "Responses that the index evicted, by the limit that it enforced: memory, or the window of epochs or responses."},
     {"evicted_by_epochs", &NamespaceStats::evicted_by_epochs, "evicted_responses", "reason", "epochs",

@@ -1,6 +1,7 @@
 #include "engine/step.h"
 
 #include <algorithm>
+#include <cmath>
 #include <numeric>
 #include <stdexcept>
 #include <string>
@@ -24,6 +25,16 @@ void count(NamespaceStats& counters, std::span<const Origin> tokens, std::uint64
     ++(counters.sources[token.source].*what);
     if (token.source == kHistory) ++(counters.ages[token.age].*what);
   }
+}
+
+// A worker may report any number; these bounds keep the sum from overflowing.
+constexpr float kMostCost = 16;  // steps for a token; nothing is drafted from 1 on
+constexpr std::size_t kMostPriced = 1 << 16;  // tokens of one session in a step
+
+// What verifying tokens costs, in millionths of a step without drafts.
+std::uint64_t microsteps(std::size_t tokens, float verify_cost) {
+  const double cost = std::min(verify_cost, kMostCost);
+  return static_cast<std::uint64_t>(std::llround(1e6 * cost * static_cast<double>(std::min(tokens, kMostPriced))));
 }
 
 void count_drafted(NamespaceStats& counters, std::span<const Origin> tokens) {
@@ -54,11 +65,12 @@ Verified Verified::of(const VerifiedReport& report, std::size_t b, std::size_t d
 }
 
 // Counts the accepted tokens of a session's draft, and the tokens of the worker's own drafter since then.
-void count_verified(const Session& session, const Verified& verified, std::size_t accepted, std::size_t model_accepted)
-    REQUIRES(engine_lock) {
+void count_verified(const Session& session, const Verified& verified, std::size_t accepted, std::size_t model_accepted,
+                    float verify_cost) REQUIRES(engine_lock) {
   NamespaceStats& counters = session.namespace_->counters;
   const std::span<const Origin> origins = session.draft.origins;
   if (!session.counted) count_drafted(counters, origins.first(verified.server));
+  counters.verify_microsteps += microsteps((session.counted ? 0 : verified.server) + verified.model, verify_cost);
   counters.accepted_tokens += accepted;
   count(counters, origins.first(accepted), &SourceStats::accepted_tokens);
   counters.sources[kModel].draft_tokens += verified.model;
@@ -171,7 +183,7 @@ void StepRunner::find_batch(const StepRequest& request, std::vector<Outcome>& ou
   }
 }
 
-void StepRunner::append(const Stepping& stepping, Tokens came, const VerifiedReport& report) {
+void StepRunner::append(const Stepping& stepping, Tokens came, const VerifiedReport& report, float verify_cost) {
   if (came.empty()) return;
   Session& session = *stepping.session;
   if (session.noise) session.noise->prefetch(came);
@@ -185,7 +197,7 @@ void StepRunner::append(const Stepping& stepping, Tokens came, const VerifiedRep
   const Verified verified = Verified::of(report, stepping.row, session.draft.tokens.size());
   const std::size_t accepted = std::min(came_true, verified.server);
   const std::size_t saved = accepted + std::min(verified.model_accepted, came.size() - accepted);
-  count_verified(session, verified, accepted, saved - accepted);
+  count_verified(session, verified, accepted, saved - accepted, verify_cost);
   // Each step gives the accepted tokens and one more. Without a report, tokens beyond that took steps without drafts,
   // which say nothing about the yield of drafts.
   const std::size_t tokens = verified.reported ? came.size() : saved + 1;
@@ -273,7 +285,7 @@ void StepRunner::run(const StepRequest& request, StepResult& result) {
       const auto known = static_cast<std::size_t>(stepping.session->context.generated - request.positions[b]);
       came = came.subspan(std::min(known, came.size()));
     }
-    append(stepping, came, request.report);
+    append(stepping, came, request.report, request.verify_cost);
   }
   if (request.max_tokens > 0) draft_all({request.max_tokens, request.verify_cost});
   result.offsets.reserve(request.sessions.size() + 1);
@@ -286,7 +298,10 @@ void StepRunner::run(const StepRequest& request, StepResult& result) {
       NamespaceStats& counters = session->namespace_->counters;
       ++(draft.tokens.empty() ? counters.drafts_empty : counters.drafts_hit);
       session->counted = request.report.verified.empty();
-      if (session->counted) count_drafted(counters, draft.origins);
+      if (session->counted) {
+        count_drafted(counters, draft.origins);
+        counters.verify_microsteps += microsteps(draft.tokens.size(), request.verify_cost);
+      }
       result.tokens.insert(result.tokens.end(), draft.tokens.begin(), draft.tokens.end());
       result.probabilities.insert(result.probabilities.end(), draft.probabilities.begin(), draft.probabilities.end());
     }

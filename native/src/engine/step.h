@@ -35,7 +35,8 @@ class StepRunner {
   };
 
   void find_batch(const StepRequest& request, std::vector<Outcome>& outcomes) REQUIRES(engine_lock);
-  void append(const Stepping& stepping, Tokens came, const VerifiedReport& report) REQUIRES(engine_lock);
+  void append(const Stepping& stepping, Tokens came, const VerifiedReport& report, float verify_cost)
+      REQUIRES(engine_lock);
   void count_noise(Session& session, Tokens came) REQUIRES(engine_lock);
   void draft_all(DraftLimits limits) REQUIRES(engine_lock);
   // `ahead` is scratch space that moves along the draft and keeps its memory.

@@ -3,13 +3,14 @@
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from histospec.protocol.costs import speedup
-
 STEPS = ("drafts_hit", "drafts_empty", "undrafted_tokens")
 """Counters whose sum is the number of steps, one per session and forward pass."""
 
-MODEL_DRAFTED = "model.draft_tokens"
-"""Counters of draft tokens. They include the workers' own drafter: verification costs the same, its time is unknown."""
+VERIFIED = "verify_microsteps"
+"""What verifying draft tokens cost, each step at its verify cost, in millionths of a step without drafts.
+
+It includes tokens of the workers' own drafter, and not its time, which is unknown.
+"""
 
 
 class Gain(NamedTuple):
@@ -21,7 +22,7 @@ class Gain(NamedTuple):
     tokens_per_step: float | None
     """Generated tokens per step: 1 without drafts."""
     speedup: float | None
-    """The speed-up by `protocol.costs`; also None if the verify cost is unknown."""
+    """How many times as fast decoding was as without drafts; also None if the counters lack VERIFIED."""
     acceptance: float | None
     """Accepted tokens as a share of the server's draft tokens."""
     empty: float | None
@@ -32,17 +33,17 @@ class Gain(NamedTuple):
     """The cache hit rate: sessions on a problem with history as a share of all sessions."""
 
 
-def gain(counters: Mapping[str, float], verify_cost: float | None) -> Gain:
+def gain(counters: Mapping[str, float]) -> Gain:
     """Returns the gain over a period. `counters`: the engine's counters of that period, by name."""
     steps = sum(counters[name] for name in STEPS)
     drafts = counters["drafts_hit"] + counters["drafts_empty"]
     generated, drafted = counters["generated_tokens"], counters["draft_tokens"]
-    verified = drafted + counters[MODEL_DRAFTED]
+    verified = counters.get(VERIFIED)
     return Gain(
         steps,
         generated,
         _ratio(generated, steps),
-        None if verify_cost is None or not steps else speedup(generated, steps, verified, verify_cost),
+        None if verified is None else _ratio(generated, steps + verified / 1e6),
         _ratio(counters["accepted_tokens"], drafted),
         _ratio(counters["drafts_empty"], drafts),
         _ratio(counters["undrafted_tokens"], steps),

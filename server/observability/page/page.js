@@ -60,11 +60,12 @@ function room(status) {
   return parts.join("; ") || (held === null ? "unknown" : "no limit");
 }
 
-// The larger of two shares: of the limit in use, and of the disk in use. null if neither is known.
-function fullness(status) {
-  const { store_bytes: held, store_limit_bytes: limit, disk_free_bytes: free, disk_size_bytes: size } = status;
-  const parts = [held !== null && limit !== null ? held / limit : null, free !== null ? 1 - free / size : null];
-  return parts.reduce((most, part) => (part !== null && (most === null || part > most) ? part : most), null);
+// The share that the store has of its limit, or of what it can have on its disk. null if unknown. What others have on the
+// disk does not count: the label says how much is free.
+function fullness({ store_bytes: held, store_limit_bytes: limit, disk_free_bytes: free }) {
+  if (held === null) return null;
+  if (free === null) return limit === null ? null : held / limit;
+  return held / Math.min(limit ?? Infinity, held + free);
 }
 
 function meter(value, label, high = 1) {
@@ -118,7 +119,7 @@ function show(status) {
   at("tiles").replaceChildren(...tiles(status));
   at("tile-memory").children[1].after(meter(status.totals.index_bytes / status.memory_bytes, "Share of the budget", 0.9));
   const full = fullness(status);
-  if (full !== null) at("tile-store").children[1].after(meter(full, "Share of the limit or of the disk", 0.9));
+  if (full !== null) at("tile-store").children[1].after(meter(full, "Share of the limit, or of the free space if that is less", 0.9));
   for (const chart of charts) chart.show(status.series, status.now);
   at("sources").replaceChildren(...Object.entries(status.sources).map(source));
   at("shards").replaceChildren(...status.shards.map(shard));

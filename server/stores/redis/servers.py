@@ -358,7 +358,7 @@ def is_about_its_key(error: Exception) -> bool:
 def explain(error: Exception) -> StoreError:
     """Returns the error that a caller gets."""
     if isinstance(error, redis.exceptions.OutOfMemoryError):
-        return StoreFull(f"store: the Redis server is full ({error}); nothing of this request is kept")
+        return StoreFull(f"store: the Redis server is full ({error}); the request is refused")
     if "No space left on device" in str(error):
-        return StoreFull(f"store: the disk of the Redis server is full ({error}); nothing of this request is kept")
-    return StoreError(f"store: {error}; nothing of this request is kept")
+        return StoreFull(f"store: the disk of the Redis server is full ({error}); the request is refused")
+    return StoreError(f"store: {error}; the request is refused")

@@ -377,10 +377,10 @@ class RedisStore(RedisReader, Store):
 def _refusal(key: bytes, answer: Any) -> StoreError | None:
     """Returns why PUT has added nothing to a key; None if it has, or if the command failed for another reason."""
     if answer == OTHER:
-        return StoreError("store: another problem has the same digest; nothing of this request is kept")
+        return StoreError("store: another problem has the same digest; the request is refused")
     if isinstance(answer, Exception) and is_about_its_key(answer):
         return StoreError(
-            f"store: {key.decode()} in Redis is no hash, so another program wrote to it; delete it. Nothing of this "
-            "request is kept"
+            f"store: {key.decode()} in Redis is no hash, so another program wrote to it; delete it; the request "
+            "is refused"
         )
     return None

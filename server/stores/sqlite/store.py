@@ -208,7 +208,7 @@ class SQLiteStore(SQLiteReader, Store):
 
     def _require_files(self) -> None:
         if trouble := self.trouble:
-            raise StoreError(f"{trouble}; nothing of this request was kept")
+            raise StoreError(f"{trouble}; the request is refused")
 
     @property
     def trouble(self) -> str:
@@ -231,13 +231,13 @@ class SQLiteStore(SQLiteReader, Store):
         if isinstance(error, StoreError):
             return error
         if "full" not in text:
-            return StoreError(f"store: {text}; nothing of this request was kept")
+            return StoreError(f"store: {text}; the request is refused")
         # SQLite reports both cases with the same error.
         if self._disk and shutil.disk_usage(self._path.parent).free > 2 * GROUP_BYTES:
             return StoreFull(
-                f"store: the file has reached its limit (--disk {shown(self._disk)}); nothing of this request was kept"
+                f"store: the file has reached its limit (--disk {shown(self._disk)}); the request is refused"
             )
-        return StoreFull(f"store: the disk is full ({text}); free some space, nothing of this request was kept")
+        return StoreFull(f"store: the disk is full ({text}); free some space; the request is refused")
 
     # Damage
 

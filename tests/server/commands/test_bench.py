@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trustme
 
 from histospec.client.errors import HistoSpecError
 from histospec.server.commands.bench_worker import Workers
-from tests.support import children
+from tests.support import certificates, children
 from tests.support.children import Child
 from tests.support.servers import Server, Starter
 from tests.support.waiting import eventually
@@ -47,6 +48,32 @@ def test_figures_of_a_running_service(start_server: Starter, tmp_path: Path) -> 
     statuses = [json.loads(server.get("/status")[1])["totals"] for server in servers]
     assert sum(totals["generated_tokens"] for totals in statuses) > 2 * 8 * 5
     assert all(m["histospec_history_tokens"] == 0 for m in metrics)  # bench drops its namespace
+
+
+def test_steps_of_an_outage_are_counted(server: Server, tmp_path: Path) -> None:
+    """While the shard is away, its clients send it no steps, so none of these is late."""
+    options = ["--steps", "1500", "--interval", "0.01", "--deadline", "5", "--json", "figures.json"]
+    with children.histospec("bench", server.endpoint, *SMALL, *options, cwd=tmp_path) as running:
+        eventually(lambda: server.total("histospec_generated_tokens_total") > 2000, "it does not start")
+        server.kill()
+        server.start()
+        assert running.end()[0] == 0
+    figures = json.loads((tmp_path / "figures.json").read_text())
+    assert figures["unanswered_share"] > figures["late_share"]
+
+
+def test_a_service_with_tls_and_tokens(start_server: Starter, tmp_path: Path) -> None:
+    certificates.issue(tmp_path, trustme.CA())
+    (tmp_path / "token").write_text("a-secret-0123456789\n")
+    (tmp_path / "tokens.toml").write_text(
+        '[[token]]\nname = "bench"\nsecret = "a-secret-0123456789"\nrights = ["read", "write", "admin"]\n'
+    )
+    server = start_server(*certificates.of_server(tmp_path), "--tokens", str(tmp_path / "tokens.toml"))
+    assert bench(server.endpoint, *SMALL, "--tls-ca", "ca.pem", cwd=tmp_path).returncode == 1
+    options = ["--deadline", "5", "--tls-ca", "ca.pem", "--token-file", "token", "--json", "-"]
+    done = bench(server.endpoint, *SMALL, *options, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["tokens_per_step"] > 1.3
 
 
 def test_recorded_rollouts(start_server: Starter, tmp_path: Path) -> None:

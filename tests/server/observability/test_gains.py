@@ -10,37 +10,34 @@ from histospec.server.observability.runs import why_not_more
 COUNTED = {
     "lookups_hit": 90, "lookups_miss": 10, "misnamed_lookups": 0, "drafts_hit": 300, "drafts_empty": 100,
     "undrafted_tokens": 0, "generated_tokens": 1000, "draft_tokens": 1000, "accepted_tokens": 600,
-    "model.draft_tokens": 0,
+    "verify_microsteps": 100_000_000,
 }  # fmt: skip
 
 
 def test_ratios() -> None:
-    some = gain(COUNTED, 0.1)
+    some = gain(COUNTED)
     assert some._asdict() == {
         "steps": 400, "generated": 1000, "tokens_per_step": 2.5, "speedup": 2.0, "acceptance": 0.6, "empty": 0.25,
         "undrafted": 0.0, "known": 0.9,
     }  # fmt: skip
 
 
-def test_verifying_the_workers_own_drafts_costs_as_much() -> None:
-    """The workers' own draft tokens do not count in the server's acceptance rate."""
-    some = gain(COUNTED | {"model.draft_tokens": 5000}, 0.1)
-    assert some.speedup == 1000 / (400 + 0.1 * 6000)
-    assert some.acceptance == 0.6
+def test_the_speedup_needs_the_price_of_each_step() -> None:
+    assert gain(COUNTED | {"verify_microsteps": 600_000_000}).speedup == 1
+    assert gain({name: number for name, number in COUNTED.items() if name != "verify_microsteps"}).speedup is None
 
 
 def test_steps_without_drafts_count() -> None:
     """A run that mostly has no drafts gains little, however good the few drafts are."""
-    some = gain(COUNTED | {"generated_tokens": 4600, "undrafted_tokens": 3600}, 0.1)
+    some = gain(COUNTED | {"generated_tokens": 4600, "undrafted_tokens": 3600})
     assert (some.steps, some.undrafted) == (4000, 0.9)
     assert some.tokens_per_step == pytest.approx(1.15)
     assert some.speedup == pytest.approx(4600 / 4100)
 
 
 def test_nothing_to_divide_by() -> None:
-    some = gain(dict.fromkeys(COUNTED, 0), 0.1)
+    some = gain(dict.fromkeys(COUNTED, 0))
     assert set(some._asdict().values()) == {0, None}
-    assert gain(COUNTED, None).speedup is None
 
 
 @pytest.mark.parametrize(
@@ -63,15 +60,15 @@ def test_nothing_to_divide_by() -> None:
 )
 def test_the_main_reason(changes: dict[str, Any], cost: float | None, reason: str) -> None:
     counted = COUNTED | changes
-    said = why_not_more(gain(counted, cost), counted, cost)
+    said = why_not_more(gain(counted), counted, cost)
     assert said.startswith(reason)
     assert bool(said) is bool(reason)
 
 
 def test_late_drafts_and_drafts_not_asked_for_are_two_causes() -> None:
     counted = COUNTED | {"undrafted_tokens": 400}
-    late = why_not_more(gain(counted, 0.1), counted, 0.1, late=0.1)
-    asked = why_not_more(gain(counted, 0.1), counted, 0.1, late=0.09)
+    late = why_not_more(gain(counted), counted, 0.1, late=0.1)
+    asked = why_not_more(gain(counted), counted, 0.1, late=0.09)
     assert late == "50% of the steps ran without a draft, because drafts come too late"
     assert "no draft was asked for" in asked
     assert "late" not in asked
@@ -79,7 +76,7 @@ def test_late_drafts_and_drafts_not_asked_for_are_two_causes() -> None:
 
 def test_the_policy_is_not_blamed_for_what_sampling_does() -> None:
     counted = COUNTED | {"accepted_tokens": 300}
-    moved = why_not_more(gain(counted, 0.1), counted, 0.1)
-    sampled = why_not_more(gain(counted, 0.1), counted, 0.1, same_weights=True)
+    moved = why_not_more(gain(counted), counted, 0.1)
+    sampled = why_not_more(gain(counted), counted, 0.1, same_weights=True)
     assert moved.endswith("the policy writes other text than before")
     assert sampled.endswith("the same weights sample other text than before")

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from histospec.server.observability.health_hints import Facts, NamespaceFacts, hints
+from histospec.server.security.rejections import Rejected
 from histospec.server.stores.interface import StoreSize
 
 WELL = NamespaceFacts(
@@ -27,6 +28,12 @@ CASES = {
         "bad",
         "The tokens cannot be read",
         "not TOML",
+    ),
+    "rejected callers": (
+        BUSY._replace(rejected=[Rejected("authorization: token 'b' was removed", 9, "Draft", "ipv4:10.0.0.7:5")]),
+        "warn",
+        "The server rejects callers",
+        "9 calls, the last Draft from ipv4:10.0.0.7:5: authorization: token 'b' was removed. These workers",
     ),
     "nothing connected": (Facts(), "info", "Nothing is connected", "HISTOSPEC_ENDPOINT"),
     "opening": (BUSY._replace(waiting={"store": "4 of 9"}), "info", "The store is not open yet", "(store: 4 of 9)"),

@@ -47,6 +47,7 @@ def test_every_name_of_the_contract_is_there_from_the_start(server: Server, wire
         "source_draft_tokens_total": "counter",
         "source_accepted_tokens_total": "counter",
         "undrafted_tokens_total": "counter",
+        "verify_microsteps_total": "counter",
         "verify_cost": "gauge",
         "misnamed_lookups_total": "counter",
         "late_steps_total": "counter",
@@ -89,6 +90,7 @@ def test_counts_equal_what_was_done(server: Server, wire: Wire) -> None:
         'accepted_tokens_total{namespace="run"}': len(followed),
         'generated_tokens_total{namespace="run"}': committed + 2,
         'undrafted_tokens_total{namespace="run"}': 3,  # the first four tokens, without the prompt's own
+        'verify_microsteps_total{namespace="run"}': 50_000 * drafted,
         "ingested_responses_total": 4,
         "ingested_tokens_total": 3 * len(RESPONSE) + committed,
         'evicted_responses_total{namespace="run",reason="memory"}': 0,
@@ -363,6 +365,23 @@ def test_the_room_of_the_store_is_shown(start_server: Starter, connect: Connecto
     status = json.loads(server.get("/status")[1])
     assert status["store_bytes"] == samples["histospec_store_bytes"]
     assert (status["store_limit_bytes"], status["disk_size_bytes"]) == (64 << 20, volume.total)
+
+
+def test_a_later_verify_cost_does_not_change_the_speed_up_of_earlier_steps(server: Server, wire: Wire) -> None:
+    """The batch grows until drafts no longer pay: the worker asks for none, and says what they would cost."""
+
+    def speedup() -> float:
+        (run,) = json.loads(server.get("/status")[1])["namespaces"]
+        return float(run["gains"]["totals"]["speedup"])
+
+    wire.ingest([1, 2, 3], [RESPONSE] * 3)
+    stream = wire.stream()
+    (draft,) = wire.drafts(stream.ask(opens=[wire.open(1)], step=wire.step([1], [RESPONSE[:1]], verify_cost=0.02)))
+    stream.ask(step=wire.step([1], [[*draft, 900]], [1], max_tokens=0, verify_cost=0.02))
+    before = speedup()
+    assert before == pytest.approx((len(draft) + 2) / (1 + 0.02 * len(draft)))
+    stream.ask(step=wire.step([1], [[901]], [2 + len(draft)], max_tokens=0, verify_cost=0.9))
+    assert speedup() == pytest.approx((len(draft) + 3) / (2 + 0.02 * len(draft)))
 
 
 def test_the_verify_cost_is_what_open_streams_say(server: Server, wire: Wire) -> None:

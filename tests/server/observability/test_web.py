@@ -25,6 +25,7 @@ from histospec.server.observability.runs import MAX_NAMESPACES
 from histospec.server.observability.web import PAGE
 from histospec.server.open_store import open_store
 from histospec.server.security.access import Access
+from histospec.server.security.rejections import Rejections
 from histospec.server.settings.addresses import ShardAddress
 from histospec.server.settings.config import Config
 from tests.support.servers import Server, Starter
@@ -109,7 +110,7 @@ def test_a_dropped_namespace_is_in_no_state_that_the_status_keeps(tmp_path: Path
     with ThreadPoolExecutor(1) as aside, closing(open_store(config, "me")) as store:
         tenants = Tenants(Access(None), engine)
         overview = Overview(
-            config, metrics, dict, me, {}, RecentLines(), [], store, lambda _: Progress(4), tenants, aside
+            config, metrics, dict, me, {}, RecentLines(), [], store, lambda _: Progress(4), tenants, Rejections(), aside
         )
         for name in ("stays", "goes"):
             engine.ingest(name, [1], [[2, 3]])

@@ -215,7 +215,7 @@ def test_a_response_that_cannot_be_listed_is_not_kept(redis_server: RedisProcess
             answers = super().each([c for c, listing in zip(commands, lists, strict=True) if not listing], replicas)
             return [redis.ResponseError("no") if listing else answers.pop(0) for listing in lists]
 
-    with pytest.raises(StoreError, match="nothing of this request is kept"):
+    with pytest.raises(StoreError, match="the request is refused"):
         put(open_redis(redis_server.url, Unlisting), b"aaaa", prompt=PROMPTS[0])
     assert found(open_redis(redis_server.url), "run") == set()
 

@@ -185,7 +185,7 @@ def test_a_server_that_stays_away_costs_the_callers_only_an_error(open_redis: Op
     servers = Trying(lambda: Location.parse(server.url))
     store = open_redis(server.url, lambda _: servers, patience=0.5)
     server.kill()
-    with pytest.raises(StoreError, match="nothing of this request is kept"):
+    with pytest.raises(StoreError, match="the request is refused"):
         store.append(batch(b"aaaa")).result()
     with pytest.raises(StoreError):
         store.history(PROBLEM)

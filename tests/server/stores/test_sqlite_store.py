@@ -153,7 +153,7 @@ def test_a_writer_that_is_too_far_behind_refuses(open_store: OpenSQLite) -> None
 
 def test_a_file_grows_to_its_limit_and_what_leaves_makes_room(open_store: OpenSQLite, tmp_path: Path) -> None:
     store = open_store(history_epochs=3, disk=4 << 20)
-    full = pytest.raises(StoreFull, match=r"the file has reached its limit \(--disk 4MiB\); nothing of this request")
+    full = pytest.raises(StoreFull, match=r"the file has reached its limit \(--disk 4MiB\); the request is refused")
     with full:
         for number in range(100):
             put(store, bytes(100 << 10), prompt=bytes([number] * 8), namespace="other")
