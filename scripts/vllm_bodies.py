@@ -37,6 +37,10 @@ READ: dict[str, dict[str, str]] = {
     f"{REJECTION_V2}:RejectionSampler._verify": {
         "4d784ddba41b": "passes the settings of `fly`. `make test-v2` runs it",
     },
+    f"{V2}:GPUModelRunner.sample_tokens": {
+        "944df9f2f94b": "collects KV transfers before the drafter and ends them after it, and sends no drafts between "
+        "pipeline stages without any; the copies of the outcome begin as before. `make test-v2` runs it",
+    },
     f"{ENGINE_ARGS}.create_speculative_config": {
         "b9f9707b12d2": "takes the names of `speculative_config` as they are, without replacing hyphens",
     },

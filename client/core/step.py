@@ -216,6 +216,10 @@ class Pending:
                 return False
         return True
 
+    def answered(self) -> list[int]:
+        """Returns the rows whose drafts, perhaps empty ones, have arrived; after the deadline still more may."""
+        return [part.rows[row] for _, part in self.parts for rows, _ in part.drafts for row in rows]
+
     def drafts(self) -> list[Draft]:
         """Returns the drafts that have arrived, and empty ones for the others."""
         drafts = [_EMPTY] * self.size

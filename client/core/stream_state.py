@@ -24,6 +24,9 @@ from histospec.client.core.step import Budget, Drafts, GarbledReply, Part, StepI
 from histospec.protocol.arrays import UINT64
 from histospec.v1 import draft_pb2 as pb
 
+LATE_ANSWERS = 8
+"""Of so many late messages, the newest, the client still takes the drafts."""
+
 PARTS = 3
 """A message names a session at most so often: it may open, step and close it."""
 
@@ -39,6 +42,8 @@ class StreamState:
     outbox: deque[pb.DraftRequest] = field(default_factory=deque)
     waiting: dict[int, Awaited] = field(default_factory=dict)
     """By sequence: the drafts that the caller waits for."""
+    overdue: dict[int, Awaited] = field(default_factory=dict)
+    """By sequence: drafts that the caller has stopped waiting for; those that arrive are still added to their step."""
     commits: dict[int, list[Commit]] = field(default_factory=dict)
     """By sequence: commits that the server has not acknowledged."""
     server_has: dict[int, int] = field(default_factory=dict)
@@ -173,7 +178,9 @@ class StreamState:
         part.done = True
         unanswered = [sequence for sequence, awaited in self.waiting.items() if awaited.part is part]
         for sequence in unanswered:
-            del self.waiting[sequence]
+            self.overdue[sequence] = self.waiting.pop(sequence)
+        while len(self.overdue) > LATE_ANSWERS:
+            del self.overdue[next(iter(self.overdue))]
         return len(unanswered)
 
     def queue_closes(
@@ -364,6 +371,9 @@ class StreamState:
         drafts = part = None
         if (awaited := self.waiting.get(sequence)) is not None:
             drafts = Drafts.parse(response, len(awaited.rows), awaited.most)
+        elif (overdue := self.overdue.pop(sequence, None)) is not None:
+            late = Drafts.parse(response, len(overdue.rows), overdue.most)
+            overdue.part.drafts.append((overdue.rows, late))
         unknown = self._named("unknown", array("unknown", response.unknown, UINT64)) if response.unknown else set()
         if response.refusals:
             self._named("refusals", [r.session for r in response.refusals[: PARTS * self._limits.batch + 1]])

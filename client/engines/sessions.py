@@ -133,11 +133,15 @@ class RequestSessions:
 
     def collect(self) -> "dict[str, Draft]":
         """Returns the drafts asked for since the last call, by request id. Waits at most the client's deadline."""
-        pending, self._pending = self._pending, []
         drafts: dict[str, Draft] = {}
-        for requests, step in pending:
+        for requests, step in self.pending():
             drafts.update(zip(requests, self.client.receive(step), strict=True))
         return drafts
+
+    def pending(self) -> "list[tuple[list[str], Pending]]":
+        """Returns the steps that asked for drafts since the last call, for a caller that receives them itself."""
+        pending, self._pending = self._pending, []
+        return pending
 
     def restart(self, request_id: str) -> None:
         """Opens a new session for a request: the old one was sent tokens that the request did not keep."""
@@ -198,8 +202,13 @@ class RequestSessions:
             self.client.finish([session.id for session in drops], commit=False)
         if aborts:
             self.client.finish([session.id for session, _ in aborts], commit=False, aborted=True)
-        if not self._sessions:
+        if not self.running:
             self.client.flush()
+
+    @property
+    def running(self) -> bool:
+        """Whether there are requests that have not ended."""
+        return bool(self._sessions)
 
     def forget(self) -> None:
         """Gives up every session after a failure: the requests go on without drafts and are not committed."""

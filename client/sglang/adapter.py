@@ -87,7 +87,7 @@ class SchedulerDrafts:
     def aborted(self, req: Req) -> None:
         """Closes the session of a request that is aborted while no forward pass computes it."""
         with self._harmless("close", forget=True):
-            self._sessions.finish(req.rid, req.output_ids.tolist(), self._versions.current, whole=False)
+            self._sessions.finish(req.rid, list(req.output_ids), self._versions.current, whole=False)
             self._drafts.pop(req.rid, None)
             self._sessions.settle()
 
@@ -128,11 +128,11 @@ class SchedulerDrafts:
         for req in reqs:
             sent = self._sessions.sent(req.rid)
             if sent is not None and (req.finished() or len(req.output_ids) > sent):
-                yield req, req.output_ids_through_stop[sent:].tolist()
+                yield req, list(req.output_ids_through_stop[sent:])
 
     def _finish(self, req: Req) -> None:
         whole = req.finished_reason.to_json()["type"] != "abort"
-        self._sessions.finish(req.rid, req.output_ids_through_stop.tolist(), self._versions.current, whole)
+        self._sessions.finish(req.rid, list(req.output_ids_through_stop), self._versions.current, whole)
         self._drafts.pop(req.rid, None)
         if whole:
             self._versions.wrote()

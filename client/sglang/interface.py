@@ -3,7 +3,6 @@
 Type checkers see these declarations and need no SGLang.
 """
 
-from array import array
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
@@ -20,8 +19,8 @@ class Req(Protocol):
 
     rid: str
     origin_input_ids_unpadded: Sequence[int]
-    output_ids: "array[int]"
-    output_ids_through_stop: "array[int]"
+    output_ids: Sequence[int]
+    output_ids_through_stop: Sequence[int]
     sampling_params: SamplingParams
     return_logprob: bool
     logprob_start_len: int

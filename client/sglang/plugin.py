@@ -12,6 +12,10 @@ SchedulerOutputStreamer.stream_output        sends new tokens and finished respo
 NGRAMWorker._prepare_draft_tokens            puts the drafts into the places that SGLang verifies
 ============================================ ====================================================================
 
+SGLang before 0.5.23 has others in place of three of them: `ServerArgs.__post_init__` resolves the arguments,
+`SenderWrapper.send_output` reports aborted requests, and `SchedulerWeightUpdaterManager.update_weights_from_*` loads
+new weights.
+
 SGLang's own registry does the wrapping (`HookRegistry`). SGLang logs an exception of a plug-in and goes on; the
 functions below raise only where the engine must not start.
 """
@@ -31,8 +35,14 @@ from histospec.client.sglang.ranks import Ranks
 
 logger = logging.getLogger("histospec.sglang")
 
-SCHEDULER = "sglang.srt.managers.scheduler"
-STREAMER = "sglang.srt.managers.scheduler_components.output_streamer.SchedulerOutputStreamer"
+ARGUMENTS = "sglang.srt.server_args.ServerArgs"
+MODULE = "sglang.srt.managers.scheduler"
+SCHEDULER = f"{MODULE}.Scheduler"
+COMPONENTS = "sglang.srt.managers.scheduler_components"
+STREAMER = f"{COMPONENTS}.output_streamer.SchedulerOutputStreamer"
+SENDER = f"{COMPONENTS}.output_sender.SenderWrapper"
+UPDATER = f"{COMPONENTS}.weight_updater.SchedulerWeightUpdaterManager"
+SOURCES = ("disk", "distributed", "tensor", "ipc")
 WORKER = "sglang.srt.speculative.ngram_worker.NGRAMWorker"
 
 # Of this process, which has at most one scheduler.
@@ -51,18 +61,22 @@ def register() -> None:
     kind = registry.HookType
     hooks: list[tuple[str, Any, Any]] = []
     if environment.enabled():
-        hooks.append(("sglang.srt.server_args.ServerArgs.resolve_once", settings.fill_in, kind.BEFORE))
-    if SCHEDULER in sys.modules:
+        resolves = _first(f"{ARGUMENTS}.resolve_once", f"{ARGUMENTS}.__post_init__")
+        hooks.append((resolves, settings.fill_in, kind.BEFORE))
+    if MODULE in sys.modules:
         hooks += [
-            (f"{SCHEDULER}.Scheduler.__init__", _made, kind.AFTER),
-            (f"{SCHEDULER}.Scheduler._add_request_to_queue", _queued, kind.AFTER),
-            (f"{SCHEDULER}.Scheduler.get_next_batch_to_run", _choosing, kind.BEFORE),
-            (f"{SCHEDULER}.Scheduler.send_abort_output", _aborted, kind.AFTER),
-            (f"{SCHEDULER}.Scheduler.record_weight_version_change", _new_weights, kind.AFTER),
-            (f"{SCHEDULER}.Scheduler.release_host_resources", _leaving, kind.BEFORE),
+            (f"{SCHEDULER}.__init__", _made, kind.AFTER),
+            (f"{SCHEDULER}._add_request_to_queue", _queued, kind.AFTER),
+            (f"{SCHEDULER}.get_next_batch_to_run", _choosing, kind.BEFORE),
+            (_first(f"{SCHEDULER}.send_abort_output", f"{SENDER}.send_output"), _sent, kind.AFTER),
+            (f"{SCHEDULER}.release_host_resources", _leaving, kind.BEFORE),
             (f"{STREAMER}.stream_output", _processed, kind.BEFORE),
             (f"{WORKER}._prepare_draft_tokens", _prepare, kind.AROUND),
         ]
+        if _exists(version := f"{SCHEDULER}.record_weight_version_change"):
+            hooks.append((version, _new_weights, kind.AFTER))
+        else:
+            hooks += [(f"{UPDATER}.update_weights_from_{source}", _updated, kind.AFTER) for source in SOURCES]
     if lacking := [target for target, _, _ in hooks if not _exists(target)]:
         logger.warning(
             "HistoSpec: this SGLang has no %s, so its engines start WITHOUT drafts from the server (docs/sglang.md)",
@@ -71,6 +85,11 @@ def register() -> None:
         return
     for target, hook, when in hooks:
         registry.HookRegistry.register(target, hook, when)
+
+
+def _first(target: str, older: str) -> str:
+    """Returns the name that this SGLang has: that of 0.5.23 if it has both or none."""
+    return older if _exists(older) and not _exists(target) else target
 
 
 def _exists(target: str) -> bool:
@@ -104,14 +123,20 @@ def _processed(streamer: Any, reqs: Sequence[Req], *args: Any, **kwargs: Any) ->
         _current.processed(reqs)
 
 
-def _aborted(result: Any, scheduler: Any, abort: Any, req: Req, *args: Any, **kwargs: Any) -> None:
-    if _current is not None:
+def _sent(result: Any, sender: Any, output: Any, req: Any = None, *args: Any, **kwargs: Any) -> None:
+    """Hears what is sent besides the outputs of steps: 0.5.23 reports aborted requests alone, others all answers."""
+    if _current is not None and req is not None and type(output).__name__ == "AbortReq":
         _current.aborted(req)
 
 
 def _new_weights(result: Any, scheduler: Any, new_version: str | None, *args: Any, **kwargs: Any) -> None:
     if _current is not None:
         _current.new_weights(new_version)
+
+
+def _updated(result: Any, updater: Any, update: Any, *args: Any, **kwargs: Any) -> None:
+    if _current is not None and result.success:
+        _current.new_weights(update.weight_version)
 
 
 def _leaving(scheduler: Any, *args: Any, **kwargs: Any) -> None:

@@ -35,9 +35,11 @@ if TYPE_CHECKING:
         spec_token_ids: list[int]
         num_output_tokens: int
         num_tokens: int
+        num_output_placeholders: int
         max_tokens: int
         is_prefill_chunk: bool
         resumable: bool
+        use_structured_output: bool
         status: Any
 
         def is_finished(self) -> bool: ...
@@ -83,6 +85,7 @@ if TYPE_CHECKING:
 
         vllm_config: Any
         requests: dict[str, Request]
+        running: list[Request]
         max_model_len: int
 
         def __init__(self, vllm_config: Any, *args: Any, **kwargs: Any) -> None: ...
@@ -97,14 +100,19 @@ if TYPE_CHECKING:
         def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any: ...
         def shutdown(self) -> None: ...
 
+    class AsyncScheduler(Scheduler):
+        """The scheduler with `async_scheduling` on."""
+
 else:
     from vllm.sampling_params import SamplingParams
+    from vllm.v1.core.sched.async_scheduler import AsyncScheduler
     from vllm.v1.core.sched.output import NewRequestData, SchedulerOutput
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
     from vllm.v1.request import Request, RequestStatus
 
 __all__ = [
+    "AsyncScheduler",
     "DraftTokenIds",
     "ModelRunnerOutput",
     "NewRequestData",

@@ -56,6 +56,7 @@ FIRST_V2 = "0.32.0"
 """The first release whose model runner V2 verifies drafts of the server; with older ones vLLM uses V1."""
 
 _NO_V2 = "drafts go through vLLM's model runner V1, whatever vLLM would choose"
+_NO_ASYNC = "asynchronous scheduling is refused at the start"
 _NOT_ENABLED = "`HISTOSPEC_ENABLE=1` is refused at the start"
 _NO_NUMBER = "the model's own drafter makes all its tokens in every step"
 
@@ -126,6 +127,22 @@ NEEDS = (
     Need("vllm.v1.worker.gpu.sample.gumbel:gumbel_sample",
          begins=("logits", "expanded_idx_mapping", "temperature", "seed", "pos", "apply_temperature", "is_drafting"),
          takes=("use_fp64",), body=True, without=_NO_V2, since=FIRST_V2),
+    # Asynchronous scheduling with V2: the messages of a step, and the host's copies of its outcome.
+    Need("vllm.v1.core.sched.async_scheduler:AsyncScheduler._update_after_schedule", body=True,
+         without=_NO_ASYNC, since=FIRST_V2),
+    Need("vllm.v1.core.sched.output:SchedulerOutput", has=("finished_req_ids", "preempted_req_ids"),
+         without=_NO_ASYNC, since=FIRST_V2),
+    Need("vllm.v1.core.sched.output:NewRequestData", has=("prefill_token_ids", "prompt_len"),
+         without=_NO_ASYNC, since=FIRST_V2),
+    Need(f"{RUNNER_V2}.sample_tokens", begins=("self",), body=True, without=_NO_ASYNC, since=FIRST_V2),
+    Need("vllm.v1.worker.gpu.async_utils:AsyncOutput",
+         has=("copy_event", "num_sampled_tokens_np", "sampled_token_ids", "model_runner_output"),
+         without=_NO_ASYNC, since=FIRST_V2),
+    Need("vllm.distributed.parallel_state:get_tp_group", without=_NO_ASYNC, since=FIRST_V2),
+    Need("vllm.distributed.parallel_state:GroupCoordinator", has=("rank_in_group", "world_size", "broadcast"),
+         without=_NO_ASYNC, since=FIRST_V2),
+    Need("vllm.config.vllm:NgramGPUTypes", without=_NO_ASYNC, since=FIRST_V2),
+    Need("vllm.config.parallel:ParallelConfig.prefill_context_parallel_size", without=NO_SETTING),
     # The configuration.
     Need("vllm.platforms:current_platform"),
     Need("vllm.platforms.interface:Platform", has=("is_cpu",)),

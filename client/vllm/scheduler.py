@@ -13,88 +13,43 @@ the model computes in this process, on its CPU, the scheduler learns costs from 
 A failure here never stops the engine: it is logged, and the requests go on without drafts.
 """
 
-import logging
 import math
 import time
-import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from histospec.client import Draft, DraftClient
+from histospec.client import Draft
 from histospec.client.engines.alternatives import Step
-from histospec.client.engines.harmless import Harmless
-from histospec.client.engines.options import ONE_TOKEN, RequestOptions, read_options
-from histospec.client.engines.reporting import MinuteReport
-from histospec.client.engines.sessions import RequestSessions, known
-from histospec.client.engines.versions import WeightVersions
-from histospec.client.vllm import logs, settings
+from histospec.client.engines.sessions import known
 from histospec.client.vllm.choice.chooser import ModeChooser
-from histospec.client.vllm.choice.model_drafter import ModelDrafter, model_drafter
-from histospec.client.vllm.choice.prices import StepClock
+from histospec.client.vllm.choice.model_drafter import model_drafter
 from histospec.client.vllm.choice.worth import promise_of
-from histospec.client.vllm.config import AdapterConfig
+from histospec.client.vllm.committing import REPORT_SECONDS, CommittingScheduler
 from histospec.client.vllm.coupled import alternatives
-from histospec.client.vllm.coupled.seeding import RequestSeeds
-from histospec.client.vllm.greeting import greet
 from histospec.client.vllm.interface import (
     DraftTokenIds,
     ModelRunnerOutput,
     Request,
-    RequestStatus,
-    Scheduler,
     SchedulerOutput,
 )
-from histospec.client.vllm.no_rollout import why_no_rollout
-from histospec.client.vllm.patches import weight_versions
-from histospec.client.vllm.stops import StopStrings
 from histospec.protocol.costs import DEFAULT_VERIFY_COST
 
-logger = logging.getLogger("histospec.vllm")
 
-# The policy wrote a response to its end if it stopped or reached its limit.
-COMMITTED = frozenset(
-    (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED, RequestStatus.FINISHED_REPETITION)
-)
-REPORT_SECONDS = 1.0  # between two messages while drafts cost too much to verify any
-
-
-class HistoSpecScheduler(Scheduler):
+class HistoSpecScheduler(CommittingScheduler):
     """The class for `--scheduler-cls`. Raises ValueError at the start if the configuration cannot work."""
 
     def __init__(self, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(vllm_config, *args, **kwargs)
-        logs.join_vllm()
-        settings.check(vllm_config)
-        speculative = vllm_config.speculative_config
-        config = AdapterConfig.from_environment()
-        client = DraftClient()
-        settings.warn_of_processors()
-        greet(client, speculative.num_speculative_tokens, "V2" if settings.runs_v2(vllm_config) else "V1")
         self._vocabulary: int = vllm_config.model_config.get_vocab_size()
-        self._sessions = RequestSessions(client, speculative.num_speculative_tokens, settings.runs_v2(vllm_config))
-        self._stops = StopStrings(vllm_config.model_config)
-        self._model = model_drafter(vllm_config, config.model_draft_tokens, config.verify_cost)
-        self._chooser = _chooser(self._model, config.verify_cost)
-        self._seeds = None if config.seeds is None else RequestSeeds(client.config.namespace, config.seeds)
-        self._versions = WeightVersions()
-        weight_versions.install()
-        self._clock = StepClock(settings.computes_here(vllm_config.parallel_config))
         self._stepped = math.inf  # when the last step ended; infinite if the engine was idle
         self._silent = 0  # steps since drafts were asked for
         self._reported = -math.inf  # the end of the last step whose tokens the server was sent
         self._probed = False  # whether the drafts of a probe arrived in the newest step
-        self._harmless = Harmless(self._forget)
-        self._minute = MinuteReport()
-        # Also if the process ends without shutdown, as a script with an engine in its process does.
-        self._report_rest = weakref.finalize(self, _report_rest, self._minute, self._chooser)
 
-    def add_request(self, request: Request) -> None:
-        """Opens the session before the request runs, and once: a preempted request is not added again."""
-        known = request.request_id in self.requests  # the next input of a streaming session
-        super().add_request(request)
-        if not known:
-            with self._harmless("open"):
-                self._open(request)
+    def _choosing(self, vllm_config: Any) -> ModeChooser:
+        cost = self._config.verify_cost
+        self._model = model_drafter(vllm_config, self._config.model_draft_tokens, cost)
+        return ModeChooser(cost) if self._model is None else self._model.chooser
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         """Announces new sessions, so that the server looks them up while the model computes."""
@@ -154,46 +109,18 @@ class HistoSpecScheduler(Scheduler):
             self._minute.received(waited, len(drafts), rows)
         super().update_draft_token_ids(DraftTokenIds(draft_token_ids.req_ids, rows))
 
-    def finish_requests(self, request_ids: str | Iterable[str] | None, finished_status: Any) -> Any:
-        """Closes the sessions of aborted requests at once: aborts arrive between steps, perhaps after the last one."""
-        finished = super().finish_requests(request_ids, finished_status)
-        with self._harmless("settle", forget=True):
-            self._sessions.settle()
-        return finished
-
     def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
-        """Ends the session of a request. Every request leaves the scheduler here, with its final tokens."""
-        with self._harmless("finish"):
-            output, whole = None, False
-            try:
-                output, whole = self._response(request)
-            finally:
-                self._sessions.finish(request.request_id, output, self._versions.current, whole)
-            if output and whole:
-                self._versions.wrote()
-            if self._model is not None:
+        if self._model is not None:
+            with self._harmless("forget the model's drafts"):
                 self._model.forget(request.request_id)
         return super()._free_request(request, *args, **kwargs)
 
     def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> bool:
-        """Counts a change of weights: in a vLLM without weight versions, this call is the only sign of it."""
-        with self._harmless("count weights"):
-            self._versions.reset()
-            if self._model is not None:
+        """Also tells the model's drafter that it has read nothing."""
+        if self._model is not None:
+            with self._harmless("forget what the model's drafter has read"):
                 self._model.emptied()
         return super().reset_prefix_cache(*args, **kwargs)
-
-    def _hear_weight_version(self, version: str) -> None:
-        """Takes the version of the weights that the engine core got; see patches/weight_versions.py."""
-        with self._harmless("read the version of the weights"):
-            self._versions.name(version)
-
-    def shutdown(self) -> None:
-        """Reports the last steps, sends the last commits and ends the client, then shuts vLLM's scheduler down."""
-        with self._harmless("shutdown"):
-            self._report_rest()
-            self._sessions.shut_down()
-        super().shutdown()
 
     def _learn(self, step: SchedulerOutput, output: ModelRunnerOutput) -> float | None:
         """Gives the step that ends now to the cost model. Returns the cost to ask for the next drafts with."""
@@ -220,8 +147,7 @@ class HistoSpecScheduler(Scheduler):
             self._sessions.verified(self._model.learn(step, output))
         self._chooser.observe(lap, sequences, tokens, generated, alone, made)
         self._minute.stepped(seconds, output.sampled_token_ids, drafted)
-        if (line := self._minute.line(now, self._chooser.value, self._chooser.learned)) is not None:
-            logger.info("%s", line)
+        self._report(now)
         self._sessions.verify_cost = self._chooser.value
         verify_cost = self._chooser.next()
         self._silent = self._silent + 1 if verify_cost is None else 0
@@ -232,43 +158,6 @@ class HistoSpecScheduler(Scheduler):
         for request_id, step in found.items():
             if (request := self.requests.get(request_id)) is not None:
                 self._sessions.keep(request_id, request.num_output_tokens, step)
-
-    def _open(self, request: Request) -> None:
-        """Opens a session for a request that generates a response from tokens; other requests get none."""
-        parameters = request.sampling_params
-        embedded = request.prompt_token_ids is None or getattr(request, "prompt_is_token_ids", None) is not None
-        if parameters is None or embedded or request.resumable or not request.prompt_token_ids:
-            return
-        prompt = request.prompt_token_ids
-        options = read_options(parameters.extra_args, len(prompt))
-        why = why_no_rollout(parameters, options)
-        if why == ONE_TOKEN and self._sessions.client.continues(prompt):
-            why = ""  # the last token of a response that was aborted
-        if why:
-            self._minute.left_out(why)
-            return
-        if self._seeds is not None:
-            options = options._replace(seed=self._seeds.give(request, options, self._epoch(options)))
-        self._sessions.begin(request.request_id, prompt, options)
-
-    def _epoch(self, options: RequestOptions) -> int:
-        """Returns the version of the policy that will sample a request, as far as known; seeds change with it."""
-        known = (options.epoch, self._versions.current.epoch, self._versions.current.changes)
-        return next(epoch for epoch in known if epoch is not None)
-
-    def _response(self, request: Request) -> tuple[Sequence[int] | None, bool]:
-        """Returns the tokens that the request adds to the history, cut exactly, and whether it has them all.
-
-        An aborted request may be continued by another one. None: nothing of the request is kept.
-        """
-        if self._sessions.sent(request.request_id) is None:
-            return None, False
-        end = self._stops.end(request)
-        if end is not None:
-            return request.output_token_ids[:end], True
-        aborted = request.status == RequestStatus.FINISHED_ABORTED
-        kept = request.output_token_ids if aborted or request.status in COMMITTED else None
-        return kept, not aborted
 
     def _certain(self, output: ModelRunnerOutput) -> Iterator[tuple[str, Sequence[int]]]:
         """Yields the sampled tokens of requests of which vLLM will cut none."""
@@ -301,32 +190,12 @@ class HistoSpecScheduler(Scheduler):
             rows = [[] if draft is None else draft.tokens.tolist() for draft in history]
         else:
             rows = self._model.choose(model.req_ids, history, model.draft_token_ids, bool(drafts))
-        return [row and row[: self._room(request_id)] for row, request_id in zip(rows, model.req_ids, strict=True)]
+        return [row and row[: self._places(request_id)] for row, request_id in zip(rows, model.req_ids, strict=True)]
 
-    def _room(self, request_id: str) -> int:
-        """Returns how many drafted tokens the request can use in its next step, which also yields one more token."""
+    def _places(self, request_id: str) -> int:
+        """Returns how many drafted tokens the request's next step can verify."""
         request = self.requests.get(request_id)
-        if request is None or request.is_prefill_chunk:
-            return 0
-        room = min(request.max_tokens - request.num_output_tokens, self.max_model_len - request.num_tokens) - 1
-        early = 0 if request.sampling_params is None else request.sampling_params.min_tokens
-        if early > request.num_output_tokens:  # vLLM would also forbid a stop token after the draft
-            room = min(room, early - request.num_output_tokens - 1)
-        return max(0, min(room, self._sessions.max_tokens))
-
-    def _forget(self) -> None:
-        self._sessions.forget()
-
-
-def _report_rest(minute: MinuteReport, chooser: ModeChooser) -> None:
-    """Logs the steps since the last minute's line."""
-    if (line := minute.rest(chooser.value, chooser.learned)) is not None:
-        logger.info("%s", line)
-
-
-def _chooser(model: ModelDrafter | None, verify_cost: float | None) -> ModeChooser:
-    """Returns what decides about drafts. `verify_cost`: as the user has set it."""
-    return ModeChooser(verify_cost) if model is None else model.chooser
+        return 0 if request is None or request.is_prefill_chunk else self._room(request)
 
 
 def _may_end(request: Request, tokens: Sequence[int], max_model_len: int) -> bool:

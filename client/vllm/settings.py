@@ -13,6 +13,7 @@ logger = logging.getLogger("histospec.vllm")
 
 OURS = "histospec.client.vllm"
 PROPOSER, SCHEDULER = f"{OURS}.HistoSpecProposer", f"{OURS}.HistoSpecScheduler"
+ASYNC_SCHEDULER = f"{OURS}.HistoSpecAsyncScheduler"
 
 PROCESSORS = "vllm.logits_processors"
 """Entry points of plug-ins, which vLLM loads only without speculation."""
@@ -63,11 +64,6 @@ def check(vllm_config: Any) -> None:
     check_method(vllm_config.speculative_config)
     check_parallelism(vllm_config.parallel_config)
     check_drafts(vllm_config)
-    if vllm_config.scheduler_config.async_scheduling:
-        raise ValueError(
-            "HistoSpec: async_scheduling is on, where vLLM schedules before the drafts are known; "
-            "set it to false (--no-async-scheduling)"
-        )
     if runs_v2(vllm_config):
         check_v2(vllm_config.speculative_config)
         if samples_coupled() and getattr(vllm_config, "watermark_config", None) is not None:
@@ -75,6 +71,8 @@ def check(vllm_config: Any) -> None:
                 "HistoSpec: HISTOSPEC_SAMPLING is 'coupled', but watermark_config is set, and a watermark has noise of "
                 "its own; leave one of them out"
             )
+    if vllm_config.scheduler_config.async_scheduling:
+        check_asynchronous(vllm_config)
     plugins = os.environ.get("VLLM_PLUGINS")
     if plugins is not None and PLUGIN not in plugins.split(","):
         raise ValueError(f"HistoSpec: VLLM_PLUGINS is {plugins!r}, without {PLUGIN!r}, which prepares workers; add it")
@@ -143,6 +141,37 @@ def check_v2(speculative: Any) -> None:
         raise ValueError(
             "HistoSpec: enable_adaptive_verification is true, but HistoSpec chooses the length of each draft; leave "
             "it out"
+        )
+
+
+def asynchronous(scheduler: Any) -> Any:
+    """Returns the `scheduler_cls` for asynchronous scheduling if the argument is HistoSpecScheduler; else it itself."""
+    name = scheduler if isinstance(scheduler, str) else f"{scheduler.__module__}.{scheduler.__qualname__}"
+    return ASYNC_SCHEDULER if name in (SCHEDULER, f"{OURS}.scheduler.HistoSpecScheduler") else scheduler
+
+
+def check_asynchronous(vllm_config: Any) -> None:
+    """Checks that drafts work with asynchronous scheduling.
+
+    Raises:
+        ValueError: they do not; the message names the setting, and says what to set instead.
+    """
+    if not runs_v2(vllm_config):
+        raise ValueError(
+            "HistoSpec: async_scheduling is on, where vLLM schedules before the drafts are known. Only vLLM's model "
+            "runner V2 takes drafts later, and vLLM has chosen V1; set it to false (--no-async-scheduling)"
+        )
+    scheduler = vllm_config.scheduler_config.scheduler_cls
+    if scheduler != ASYNC_SCHEDULER:
+        raise ValueError(
+            f"HistoSpec: async_scheduling is on, but scheduler_cls is {scheduler!r}, which schedules synchronously; "
+            f"set it to '{SCHEDULER}', or async_scheduling to false (--no-async-scheduling)"
+        )
+    ranks = getattr(vllm_config.parallel_config, "prefill_context_parallel_size", 1)
+    if ranks > 1:
+        raise ValueError(
+            f"HistoSpec: async_scheduling is on and prefill_context_parallel_size is {ranks}; the ranks of a prompt "
+            "would get different drafts. Set async_scheduling to false (--no-async-scheduling)"
         )
 
 

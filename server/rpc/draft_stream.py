@@ -217,12 +217,11 @@ class DraftStream:
             self._answers.refuse(answer, "open", opening.session, refusal)
             return
         problem = opening.problem
-        if not opening.generated.size:
-            prompt = self._history.aborted.find((problem.namespace, problem.name), problem.prompt)
-            if prompt is not None:
-                answer.continued[opening.session] = prompt
-                self._metrics.aborted.labels("continued").inc()
-                return
+        prompt = self._history.aborted.find((problem.namespace, problem.name), problem.prompt)
+        if prompt is not None:
+            answer.continued[opening.session] = prompt
+            self._metrics.aborted.labels("continued").inc()
+            return
         await self._sessions.open(opening)
         self._namespaces.add(opening.problem.namespace)
         self._counts["opened"] += 1

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from histospec.client import Limits, ShardStats, Stats
 from histospec.client.config import Endpoint, configure
-from histospec.client.core.commits import Commit
+from histospec.client.core.commits import Commit, CommitQueue
 from histospec.client.core.core import Core
 from histospec.client.core.message_limits import ServerLimits
 from histospec.client.core.outage_log import PAUSE, Losses
@@ -229,3 +229,13 @@ def test_a_dead_shard_does_not_fill_the_log(caplog: pytest.LogCaptureFixture, fl
 
 def _i32(tokens: list[int]) -> bytes:
     return np.array(tokens, "<i4").tobytes()
+
+
+def test_responses_that_wait_are_not_called_lost(caplog: pytest.LogCaptureFixture) -> None:
+    queue = CommitQueue("a")
+    for _ in range(2):  # one line for each outage
+        queue.pause("store: the disk is full; the request is refused", 0.0)
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert line == (
+        "HistoSpec: a: responses wait for its store, and none is lost: store: the disk is full; the request is refused"
+    )

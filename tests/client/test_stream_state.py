@@ -311,3 +311,27 @@ def test_what_was_verified_is_reported_once() -> None:
     ]
     assert [[0, 0], [3, 0], [1, 0]] in reported[2:]  # of the step that opened them alone
     assert [[2, 0], [6, 0], [2, 0]] not in reported
+
+
+def test_late_drafts_are_added_to_their_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    1. The drafts of a step arrive after its caller has stopped waiting: `collect` returned none, later they are there.
+    2. They count as late all the same; those of more than the newest LATE_ANSWERS messages are dropped.
+    """
+    monkeypatch.setattr("histospec.client.core.stream_state.LATE_ANSWERS", 2)
+    world = World(4 << 20)
+    sessions = world.core.open([[1], [2]])
+    world.truth |= {s: [] for s in sessions}
+    pending = []
+    for _ in range(3):
+        pending.append(world.core.send(sessions, [[1], [1, 2]]))
+        world.exchange(answers=0)
+        assert list(map(len, world.core.collect(pending[-1]))) == [0, 0]
+        assert pending[-1].answered() == []
+    assert world.core.stats().late == len(pending)
+    world.exchange(write=False)
+    dropped, *rest = pending
+    assert dropped.answered() == []
+    for number, step in enumerate(rest, start=2):
+        assert sorted(step.answered()) == [0, 1]
+        assert [draft.tokens.tolist() for draft in step.drafts()] == [[number], [2 * number]]

@@ -23,7 +23,8 @@ ADAPTER = [path for path in sorted((ROOT / "client/vllm").rglob("*.py")) if path
 OF_VLLM = [*ADAPTER, ROOT / "client/rollouts/sampling.py"]
 PLAIN = frozenset(
     ["device", "dtype", "initial_seed", "is_cuda", "long", "new_empty", "new_full", "new_zeros", "shape", "to",
-     "tolist", "append", "endswith", "fullmatch", "get", "rpartition", "setdefault", "split", "startswith", "update"]
+     "tolist", "append", "endswith", "fullmatch", "get", "rpartition", "setdefault", "split", "startswith",
+     "synchronize", "update"]
 )  # fmt: skip
 """Attributes of tensors and of Python's own types, which vLLM's objects hold."""
 

@@ -18,7 +18,12 @@ KUBERNETES = ROOT / "helm" / "histospec" / "files" / "alerts-kubernetes.yaml"
 CASES = sorted(Path(__file__).parent.glob("alerts*.test.yaml"))
 KUBERNETES_CASES = Path(__file__).with_name("alerts-kubernetes.test.yaml")
 ON = "serviceMonitor.enabled=true,prometheusRule.enabled=true"
-RELEASES = {"rl-run": "mode=statefulset", "eval-run": "mode=statefulset", "rl-drafts": "mode=daemonset"}
+BACKUP = "backup.enabled=true,backup.destination.persistentVolumeClaim=backups"
+RELEASES = {
+    "rl-run": f"mode=statefulset,{BACKUP},backup.maxAgeHours=3",
+    "eval-run": "mode=statefulset",
+    "rl-drafts": "mode=daemonset",
+}
 RUNBOOK = ("**Means:**", "**Look at:**", "**Do:**")
 
 
@@ -144,6 +149,7 @@ def test_every_selector_names_its_release(releases: Path, name: str) -> None:
 
 def test_rules_of_the_cluster_take_the_place_of_those_of_their_name() -> None:
     both, alone = rules(), rules("--set", "prometheusRule.kubernetes=false")
+    assert rules("--set", BACKUP).keys() - both.keys() == {"HistoSpecBackupFailed", "HistoSpecBackupOld"}
     assert alone.keys() < both.keys()
     assert "kube_" not in str(alone.values())
     assert "kube_" in both["HistoSpecRestarting"]["expr"]

@@ -1,5 +1,8 @@
 """Kubernetes and the Prometheus operator accept what the chart renders, for every set of values."""
 
+import os
+import subprocess
+import sys
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -65,7 +68,9 @@ def test_every_pod_is_hardened(values: Path) -> None:
             context = entry["securityContext"]
             assert context["readOnlyRootFilesystem"] is True
             assert context["allowPrivilegeEscalation"] is False
-            assert context["capabilities"] == {"drop": ["ALL"]}
+            # A folder of the node belongs to root until this container gives it away.
+            needs = {"add": ["CHOWN", "FOWNER"]} if entry["name"] == "own-data" else {}
+            assert context["capabilities"] == {"drop": ["ALL"], **needs}
 
 
 @pytest.mark.parametrize(("words", "seconds"), [((), 35), (("--values", EVERYTHING), 51)])
@@ -157,3 +162,28 @@ def test_shards_are_named_by_what_survives_a_restart() -> None:
 
     assert name_from("statefulset") == "metadata.name"
     assert name_from("daemonset") == "spec.nodeName"
+
+
+def test_a_folder_of_the_node_belongs_to_the_user_of_the_pod(tmp_path: Path) -> None:
+    """The node makes it for root. The test runs the command of the container, for this user and for another one."""
+    for user in (65532, 1234):
+        words = f"mode=daemonset,daemonset.hostPath=/var/lib/histospec,podSecurityContext.runAsUser={user}"
+        (first,) = shard(render("--set", words))["initContainers"]
+        assert first["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["CHOWN", "FOWNER"]}
+        assert first["args"] == ["/data", str(user)]
+        if os.geteuid() == 0:
+            subprocess.run([sys.executable, *first["command"][1:], tmp_path, first["args"][1]], check=True)
+            assert (tmp_path.stat().st_uid, tmp_path.stat().st_mode & 0o777) == (user, 0o700)
+    assert "initContainers" not in shard(render("--set", "mode=daemonset"))
+
+
+def test_settings_of_the_cluster_reach_the_pods() -> None:
+    values = Path(__file__).parent / "values" / "teams.yaml"
+    manifests = render("--values", values)
+    spec = shard(manifests)
+    assert (spec["runtimeClassName"], spec["schedulerName"]) == ("gvisor", "volcano")
+    assert spec["hostAliases"] == [{"ip": "10.0.0.7", "hostnames": ["redis.example.org"]}]
+    assert spec["dnsConfig"] == {"options": [{"name": "ndots", "value": "2"}]}
+    assert one(manifests, "StatefulSet")["spec"]["revisionHistoryLimit"] == 3
+    (extra,) = [m for m in manifests if m["metadata"]["name"] == "run-extra"]
+    assert extra["metadata"]["annotations"] == {"endpoint": "discover://run-histospec-headless.rl.svc:6378"}

@@ -117,3 +117,14 @@ def test_the_network_lets_it_in_whoever_else_may_come() -> None:
     assert policy["podSelector"]["matchLabels"].items() <= shards.items()
     off = render("--values", VALUES, "--set", "networkPolicy.enabled=false")
     assert not [manifest for manifest in off if manifest["kind"] == "NetworkPolicy"]
+
+
+def test_nothing_is_saved_where_no_shard_runs() -> None:
+    """Each run would fail."""
+
+    def suspended(*words: str) -> Any:
+        return named(render("--set", ",".join((VOLUME, *words))), "CronJob", "run-histospec-backup")["spec"]["suspend"]
+
+    assert suspended("replicas=0") is True
+    assert suspended() is False
+    assert suspended("replicas=0", "store.kind=redis", "store.url=redis://a", "autoscaling.enabled=true") is False

@@ -56,6 +56,12 @@ SCALED = "store.kind=redis,store.url=redis://a,autoscaling.enabled=true"
         ("daemonset.hostPort=65536", "daemonset.hostPort: Must be less than or equal to 65535"),
         ("daemonset.hostPath=data", "daemonset.hostPath: Does not match"),
         ("security.insecure=maybe", "security.insecure: Invalid type. Expected: boolean"),
+        ("extraEnv[0].name=A,extraEnv[1].name=A", "extraEnv: the variable A is there twice"),
+        (
+            "extraEnv[0].name=MALLOC_TOP_PAD_",
+            "extraEnv: the variable MALLOC_TOP_PAD_ is there twice, or the chart sets",
+        ),
+        ("backup.extraEnv[0].name=A,backup.extraEnv[1].name=A", "backup.extraEnv: the variable A is there twice"),
         ("tokens.create=sometimes", "tokens.create: Invalid type. Expected: boolean"),
         ("tokens.existingSecret=Not_A_Name", "tokens.existingSecret: Does not match"),
         ("tls.clientCA.existingSecret=ca", "tls.clientCA.existingSecret: client certificates need TLS"),

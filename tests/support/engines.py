@@ -49,8 +49,7 @@ class Engines:
         engine = llm.llm_engine
         core = engine.engine_core.engine_core
         engine.abort_request(list(engine.output_processor.request_states), internal=True)
-        while core.scheduler.has_requests():  # until the workers know, too
-            core.step_fn()
+        let_workers_know(llm)
         core.scheduler.shutdown()
         self._idle[json.dumps(arguments, sort_keys=True)].append(llm)
 
@@ -60,6 +59,13 @@ class Engines:
             from vllm.distributed import cleanup_dist_env_and_memory
 
             cleanup_dist_env_and_memory()
+
+
+def let_workers_know(llm: Any) -> None:
+    """Runs an engine in this process until its workers know which requests have ended, as other engines do."""
+    core = llm.llm_engine.engine_core.engine_core
+    while core.scheduler.has_requests():
+        core.step_fn()
 
 
 def _remember_arguments() -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from histospec.client import DraftClient
-from tests.support import interpreter, tiny_policy
+from tests.support import asynchronous, interpreter, tiny_policy
 from tests.support.engines import Engines
 from tests.support.tiny_policy import VOCABULARY
 
@@ -33,6 +33,9 @@ os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
 
 
 RUNNER = "v1" if os.environ.get("VLLM_USE_V2_MODEL_RUNNER", "") in ("", "0") else "v2"
+
+ASYNCHRONOUS = RUNNER == "v2" and os.environ.get("HISTOSPEC_TEST_ASYNC") == "1"
+"""Whether engines with drafts schedule asynchronously, unless a test says otherwise."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -130,13 +133,15 @@ def start_engine(tiny_model: str) -> Iterator[Callable[..., Any]]:
         if endpoint is not None:
             environment.setenv("HISTOSPEC_ENDPOINT", endpoint)
             environment.setenv("HISTOSPEC_NAMESPACE", namespace)
-            arguments = DRAFTS | arguments
+            arguments = DRAFTS | ({"async_scheduling": True} if ASYNCHRONOUS else {}) | arguments
         defaults = {
             "model": tiny_model, "skip_tokenizer_init": True, "dtype": "float32", "enforce_eager": True,
             "max_model_len": 512, "max_num_seqs": 16, "kv_cache_memory_bytes": 64 << 20, "disable_log_stats": False,
             "seed": 0,
         }  # fmt: skip
         arguments = defaults | arguments
+        if arguments.get("async_scheduling"):
+            asynchronous.keep_as_set()
         closing = contextlib.ExitStack()
         stack.callback(closing.close)
         llm = (shared.borrow if in_process and not fresh else shared.start)(**arguments)
@@ -144,6 +149,8 @@ def start_engine(tiny_model: str) -> Iterator[Callable[..., Any]]:
             closing.callback(shared.give_back, llm, **arguments)
         else:
             closing.callback(llm.llm_engine.engine_core.shutdown)
+        if in_process and endpoint is not None and arguments.get("async_scheduling"):
+            asynchronous.speculator_of(llm).reconnect()  # the engine may have served another test
         return Rollouts(llm, closing.close)
 
     yield start

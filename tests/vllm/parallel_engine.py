@@ -39,12 +39,15 @@ def patched(worker: Any) -> list[str]:
 def main(model_path: Any, prompts: list[list[int]], version: Any, path: Any, speculative: Any) -> None:
     from vllm import LLM, SamplingParams
 
+    from tests.support import asynchronous
+
+    asynchronous.keep_as_set()
     llm = LLM(
         model=model_path, skip_tokenizer_init=True, dtype="float32", enforce_eager=True, max_model_len=512,
         max_num_seqs=16, kv_cache_memory_bytes=64 << 20, disable_log_stats=False, seed=0,
         tensor_parallel_size=2,
         speculative_config=json.loads(speculative),
-        async_scheduling=False,
+        async_scheduling=os.environ.get("HISTOSPEC_TEST_ASYNC") == "1",
         scheduler_cls="histospec.client.vllm.HistoSpecScheduler",
     )  # fmt: skip
     told = hasattr(llm, "update_weight_version")
@@ -68,6 +71,7 @@ def main(model_path: Any, prompts: list[list[int]], version: Any, path: Any, spe
 
 
 if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parents[2]))
     # Two workers on whatever cores there are, and nothing beyond loopback.
     os.environ |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_HOST_IP": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}
     os.environ["TORCHDYNAMO_DISABLE"] = "1"  # the workers would compile into the same files, and read halves of them

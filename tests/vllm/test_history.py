@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 
 from tests.support.clients import texts
-from tests.support.engines import MakeClient, Prompts, StartEngine
+from tests.support.engines import MakeClient, Prompts, StartEngine, let_workers_know
 from tests.support.servers import Server
+from tests.vllm.conftest import ASYNCHRONOUS
 
 pytestmark = [pytest.mark.vllm, pytest.mark.newest]
 
@@ -41,6 +42,8 @@ def cutting(request: pytest.FixtureRequest) -> dict[str, Any]:
 
     if request.param == "installed":
         return {}
+    if ASYNCHRONOUS:
+        pytest.skip("a subclass of the synchronous scheduler; vLLM 0.33 itself runs in an environment of its own")
     if request.param == "WithTheFunctionOf033" and not scheduler_of_033.SOURCES.exists():
         pytest.skip(f"needs {scheduler_of_033.SOURCES.name}, which `make vllm-versions` keeps")
     return {"scheduler_cls": f"{scheduler_of_033.__name__}.{request.param}"}
@@ -130,7 +133,8 @@ def test_preemption(
     responses = twice(rollouts, prompts, max_tokens=120)
     assert preempted
     check(prompts, responses)
-    assert lookups() == 2 * len(prompts)
+    # Asynchronous steps: the workers' session, a new one when a request resumes, and one for the commit.
+    assert (lookups() > 4 * len(prompts)) if ASYNCHRONOUS else (lookups() == 2 * len(prompts))
 
 
 def test_reset_of_running_requests(
@@ -169,6 +173,7 @@ def test_aborted_requests_are_not_committed(
     responses = [group or [] for group in rollouts.finish()]
     assert [not group for group in responses] == [True] * len(aborted) + [False] * (len(prompts) - len(aborted))
     check(prompts, responses)
+    let_workers_know(rollouts.llm)
     assert shared_server.metrics()["histospec_sessions"] == 0
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tests.support.clients import texts
-from tests.support.engines import MakeClient, Prompts, StartEngine
+from tests.support.engines import MakeClient, Prompts, StartEngine, let_workers_know
 from tests.support.servers import Server
 
 pytestmark = [pytest.mark.vllm, pytest.mark.newest]
@@ -26,6 +26,7 @@ def part(rollouts: Any, begun: list[list[int]], most: list[int], steps: int | No
             received[output.request_id] = list(output.outputs[0].token_ids)
         steps = None if steps is None else steps - 1
     rollouts.llm.llm_engine.abort_request([f"{i}" for i in range(len(begun))])
+    let_workers_know(rollouts.llm)
     return [received.get(f"{i}", []) for i in range(len(begun))]
 
 

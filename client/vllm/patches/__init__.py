@@ -8,7 +8,8 @@ HistoSpec assigns to attributes of vLLM.
 With HISTOSPEC_ENABLE=1 the plug-in sets attributes of vLLM's EngineArgs (`enabling.py`). With coupled sampling it sets
 VLLM_USE_V2_MODEL_RUNNER=0, unless the environment sets it, because V2 gives the server no alternatives. Each of
 vLLM's model runners V1 then has one more attribute, `_histospec_texts`, and each output of its steps
-`_histospec_alternatives`. The scheduler adds a seed to the sampling parameters of requests without one.
+`_histospec_alternatives`. Under asynchronous scheduling, each message to the workers has `_histospec_order`, and each
+output `_histospec_answers`. The scheduler adds a seed to the sampling parameters of requests without one.
 """
 
 from typing import NamedTuple
@@ -61,8 +62,8 @@ PATCHES = (
         room="choosing",
         installed_by="the plug-in",
         versions="run with 0.32 and 0.33",
-        why="with V2, vLLM turns asynchronous scheduling on by default, where it schedules before drafts are known",
-        until="the adapter drafts under asynchronous scheduling by default",
+        why="vLLM turns asynchronous scheduling on by default with V2; 0.32 refuses it if the user does",
+        until="the adapter drafts under asynchronous scheduling by default, and vLLM admits it",
         since=FIRST_V2,
     ),
     Patch(
@@ -112,7 +113,16 @@ PATCHES = (
         installed_by="WorkerBase.__init__, with model runner V2",
         versions="run with 0.32 and 0.33",
         why="V2 takes the number of drafted tokens from the scheduler, but not the tokens",
-        until="V2 copies the scheduler's drafts to the device",
+        until="V2 copies the scheduler's drafts to the device, and asks speculators for drafts at the start of a step",
+        since=FIRST_V2,
+    ),
+    Patch(
+        symbol="vllm.v1.worker.gpu.model_runner:GPUModelRunner.sample_tokens",
+        room="runner_v2",
+        installed_by="WorkerBase.__init__, with model runner V2",
+        versions="run with 0.32 and 0.33",
+        why="a speculator does not get the host's copies of the sampled tokens, which vLLM has begun",
+        until="vLLM passes them to speculators",
         since=FIRST_V2,
     ),
     Patch(

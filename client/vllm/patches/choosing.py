@@ -7,11 +7,12 @@ VLLM_USE_V2_MODEL_RUNNER is set. With V2, vLLM would also turn asynchronous sche
 
 import functools
 import importlib
+import typing
 from typing import Any
 
 from histospec.client.vllm import releases, settings
 from histospec.client.vllm.needs import FIRST_V2
-from histospec.client.vllm.patches.replacing import attach, is_replaced, replace
+from histospec.client.vllm.patches.replacing import attach, changed, is_replaced, replace
 
 FEATURES = "_get_v2_model_runner_unsupported_features"
 REFUSED = "speculative method 'custom_class'"
@@ -40,12 +41,26 @@ def _admitting(unsupported_features: Any) -> Any:
 
 
 def _synchronous(post_init: Any) -> Any:
-    """Returns `VllmConfig.__post_init__` that turns asynchronous scheduling off if it is not set."""
+    """Returns `VllmConfig.__post_init__` for which asynchronous scheduling is off unless it is set to true.
+
+    If it is, vLLM must not refuse it, and HistoSpecScheduler stands for its asynchronous counterpart.
+    """
 
     @functools.wraps(post_init)
     def decided(self: Any, *args: Any, **named: Any) -> Any:
-        if settings.proposes(self) and self.scheduler_config.async_scheduling is None:
-            attach(self.scheduler_config, "async_scheduling", False)
-        return post_init(self, *args, **named)
+        scheduling = self.scheduler_config
+        if not settings.proposes(self):
+            return post_init(self, *args, **named)
+        if scheduling.async_scheduling is None:
+            attach(scheduling, "async_scheduling", False)
+        if not scheduling.async_scheduling:
+            return post_init(self, *args, **named)
+        module: Any = importlib.import_module("vllm.config.vllm")
+        known = typing.get_args(module.NgramGPUTypes)
+        with changed(module, "NgramGPUTypes", typing.Literal[(*known, "custom_class")]):
+            result = post_init(self, *args, **named)
+        if scheduling.async_scheduling and settings.is_our_scheduler(scheduling.scheduler_cls):
+            attach(scheduling, "scheduler_cls", settings.asynchronous(scheduling.scheduler_cls))
+        return result
 
     return decided

@@ -8,6 +8,9 @@ With HistoSpec, the numbers and the drafts are the scheduler's, as with V1:
                        ▲                                                                        │
     update_draft_token_ids ◄── take_draft_token_ids: an empty draft for each request ◄──────────┘
 
+Under asynchronous scheduling the workers' speculator drafts (`asynchronous/speculator.py`): it fills the places at the
+same point, in `update_requests`.
+
 The copies are asynchronous: nothing here waits for the device.
 """
 
@@ -18,6 +21,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from histospec.client.vllm import settings
+from histospec.client.vllm.asynchronous.speculator import Speculator
 from histospec.client.vllm.patches.replacing import is_replaced, replace
 
 if TYPE_CHECKING:  # type checkers would take minutes for torch and vLLM
@@ -33,30 +37,38 @@ MODULE = "vllm.v1.worker.gpu.model_runner"
 
 
 def install() -> None:
-    """Replaces three functions of V2's model runner, at most once per process."""
+    """Replaces four functions of V2's model runner, at most once per process."""
     module: Any = importlib.import_module(MODULE)
     runner = module.GPUModelRunner
     if is_replaced(module, "init_speculator"):
         return
     replace(module, "init_speculator", _speculator(module.init_speculator))
     replace(runner, "update_requests", _copying(runner.update_requests))
+    replace(runner, "sample_tokens", _hearing(runner.sample_tokens))
     replace(runner, "take_draft_token_ids", _taking(runner.take_draft_token_ids))
 
 
 def _speculator(init_speculator: Any) -> Any:
-    """Returns `init_speculator` that makes a speculator without drafts for HistoSpec's method."""
+    """Returns `init_speculator` that makes HistoSpec's speculators for its method."""
 
     @functools.wraps(init_speculator)
     def make(vllm_config: Any, device: Any, req_states: Any) -> Any:
         if not settings.proposes(vllm_config):
             return init_speculator(vllm_config, device, req_states)
+        if vllm_config.scheduler_config.async_scheduling:
+            return Speculator(vllm_config)
         return NoSpeculator(vllm_config.speculative_config.num_speculative_tokens)
 
     return make
 
 
+def _speculator_of(runner: Any) -> Speculator | None:
+    """Returns the speculator of asynchronous scheduling; None if another one drafts."""
+    return runner.speculator if isinstance(runner.speculator, Speculator) else None
+
+
 class NoSpeculator(BaseSpeculator):
-    """The drafter of V2's workers. It drafts nothing, because the scheduler does."""
+    """The drafter of V2's workers under synchronous scheduling. It drafts nothing, because the scheduler does."""
 
     supports_mm_inputs = False
     draft_logits = None  # the drafts are tokens, without a distribution
@@ -77,12 +89,14 @@ class NoSpeculator(BaseSpeculator):
 
 
 def _copying(update_requests: Any) -> Any:
-    """Returns `update_requests` that also copies the scheduled drafts to the device."""
+    """Returns `update_requests` that also copies the step's drafts to the device."""
 
     @functools.wraps(update_requests)
     def update(self: Any, scheduler_output: Any, *args: Any, **named: Any) -> Any:
         updated = update_requests(self, scheduler_output, *args, **named)
-        if drafts := scheduler_output.scheduled_spec_decode_tokens:
+        if (speculator := _speculator_of(self)) is not None:
+            speculator.begin(self.req_states, scheduler_output)
+        elif isinstance(self.speculator, NoSpeculator) and (drafts := scheduler_output.scheduled_spec_decode_tokens):
             put(
                 self.req_states.draft_tokens,
                 [self.req_states.req_id_to_index[each] for each in drafts],
@@ -107,6 +121,19 @@ def put(draft_tokens: Tensor, rows: Sequence[int], drafts: Iterable[Sequence[int
     moved = torch.tensor(packed, dtype=torch.int64, pin_memory=draft_tokens.is_cuda)
     moved = moved.to(draft_tokens.device, non_blocking=True)
     draft_tokens.index_copy_(0, moved[:, 0], moved[:, 1:])
+
+
+def _hearing(sample_tokens: Any) -> Any:
+    """Returns `sample_tokens` whose outcome the speculator gets, to ask for drafts when its tokens are on the host."""
+
+    @functools.wraps(sample_tokens)
+    def sample(self: Any, *args: Any, **named: Any) -> Any:
+        output = sample_tokens(self, *args, **named)
+        if output is not None and (speculator := _speculator_of(self)) is not None:
+            speculator.sampled(output)
+        return output
+
+    return sample
 
 
 def _taking(take_draft_token_ids: Any) -> Any:

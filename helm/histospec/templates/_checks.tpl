@@ -3,6 +3,7 @@
 {{- include "histospec.checkVersion" . }}
 {{- include "histospec.checkAccess" . }}
 {{- include "histospec.checkStore" . }}
+{{- include "histospec.checkEnvironment" . }}
 {{- include "histospec.checkSizes" . }}
 {{- include "histospec.checkScaling" . }}
 {{- include "histospec.checkExisting" . }}
@@ -40,6 +41,24 @@
 {{- if not $v.tls.existingSecret }}
 {{- printf "service.type %s publishes the shards beyond the cluster, where tokens and responses need TLS: set tls.existingSecret" $v.service.type | fail }}
 {{- end }}
+{{- end }}
+{{- end }}
+
+{{- /* Kubernetes keeps one of two variables of a name, and refuses both with server-side apply. */}}
+{{- define "histospec.checkEnvironment" -}}
+{{- $names := list "HISTOSPEC_SHARD_NAME" "MALLOC_TRIM_THRESHOLD_" "MALLOC_MMAP_THRESHOLD_" "MALLOC_TOP_PAD_" }}
+{{- range .Values.extraEnv }}
+{{- if has .name $names }}
+{{- printf "extraEnv: the variable %s is there twice, or the chart sets it" .name | fail }}
+{{- end }}
+{{- $names = append $names .name }}
+{{- end }}
+{{- $names = list }}
+{{- range .Values.backup.extraEnv }}
+{{- if has .name $names }}
+{{- printf "backup.extraEnv: the variable %s is there twice" .name | fail }}
+{{- end }}
+{{- $names = append $names .name }}
 {{- end }}
 {{- end }}
 

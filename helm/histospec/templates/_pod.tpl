@@ -21,6 +21,18 @@ spec:
   {{- with .Values.priorityClassName }}
   priorityClassName: {{ . }}
   {{- end }}
+  {{- with .Values.runtimeClassName }}
+  runtimeClassName: {{ . }}
+  {{- end }}
+  {{- with .Values.schedulerName }}
+  schedulerName: {{ . }}
+  {{- end }}
+  {{- with .Values.hostAliases }}
+  hostAliases: {{- toYaml . | nindent 4 }}
+  {{- end }}
+  {{- with .Values.dnsConfig }}
+  dnsConfig: {{- toYaml . | nindent 4 }}
+  {{- end }}
   securityContext: {{- toYaml .Values.podSecurityContext | nindent 4 }}
   terminationGracePeriodSeconds: {{ add .Values.preStopSeconds (include "histospec.drainSeconds" . | float64 | ceil | int) 10 }}
   containers:
@@ -102,8 +114,26 @@ spec:
         {{- end }}
         {{- with .Values.extraVolumeMounts }}{{ toYaml . | nindent 8 }}{{ end }}
     {{- with .Values.extraContainers }}{{ toYaml . | nindent 4 }}{{ end }}
-  {{- with .Values.initContainers }}
-  initContainers: {{- toYaml . | nindent 4 }}
+  {{- if or (include "histospec.hostPath" .) .Values.initContainers }}
+  initContainers:
+    {{- if include "histospec.hostPath" . }}
+    # The node makes the folder for root, and fsGroup does not change folders of the node.
+    - name: own-data
+      image: {{ include "histospec.image" . | quote }}
+      imagePullPolicy: {{ .Values.image.pullPolicy }}
+      command: [python, -c, "import os, sys; os.chown(sys.argv[1], int(sys.argv[2]), -1); os.chmod(sys.argv[1], 0o700)"]
+      args: [/data, {{ .Values.podSecurityContext.runAsUser | default 65532 | toString | quote }}]
+      securityContext:
+        runAsUser: 0
+        runAsNonRoot: false
+        allowPrivilegeEscalation: false
+        readOnlyRootFilesystem: true
+        capabilities: {drop: [ALL], add: [CHOWN, FOWNER]}
+      volumeMounts:
+        - name: data
+          mountPath: /data
+    {{- end }}
+    {{- with .Values.initContainers }}{{ toYaml . | nindent 4 }}{{ end }}
   {{- end }}
   volumes:
     - name: config

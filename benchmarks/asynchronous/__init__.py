@@ -1,0 +1,1 @@
+"""How drafts reach a GPU under asynchronous scheduling: a simulation."""

@@ -1,0 +1,166 @@
+"""Measures three tenants of a server under `histospec bench` each, alone and beside a fourth that uses all its rights.
+
+The fourth tenant fills its share of the store, opens sessions up to its share, and names its namespaces like those of
+others. Prints a Markdown table: the p99 of a step of each tenant alone, with the two others, and with all, by turns.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.tables import table
+from examples.draft_server import running
+from histospec.client import DraftClient, Response
+from histospec.client.errors import HistoSpecError
+
+TENANTS = ("team-a", "team-b", "team-c")
+HOSTILE = "team-d"
+LOOK_ALIKES = ("team-a", "team_a-run", "\u0442eam-a-run")  # the third one begins with a Cyrillic letter
+STORE, SESSIONS, NAMESPACES = 24 << 20, 256, 64
+LOAD = ("--batch", "64", "--problems", "32", "--responses", "8", "--length", "500", "--interval", "0.03")
+"""A worker of 64 requests whose forward pass takes 30 ms."""
+PATIENCE = "2"  # seconds of a step: a worker that gives up sooner would hide slow answers
+FIGURES = ("step_p50_ms", "step_p99_ms", "late_share", "unanswered_share")
+
+
+def secret(tenant: str) -> str:
+    """Returns the token of a tenant."""
+    return f"{tenant}-secret-0123456789"
+
+
+def token_file() -> str:
+    """Returns the token file: each tenant has its namespaces and a share of each resource."""
+    return "".join(
+        f'[[token]]\nname = "{name}"\nsecret = "{secret(name)}"\nrights = ["read", "write", "admin"]\n'
+        f"namespaces = {json.dumps([f'{name}-*'])}\n"
+        f"shares = {{store = {STORE}, sessions = {SESSIONS}, namespaces = {NAMESPACES}}}\n"
+        for name in (*TENANTS, HOSTILE)
+    )
+
+
+def bench(endpoint: str, tenant: str, steps: int) -> dict[str, float]:
+    """Runs `histospec bench` as this tenant. Returns its figures."""
+    command = [sys.executable, "-m", "histospec.server", "bench", endpoint, *LOAD, "--steps", str(steps)]
+    command += ["--deadline", PATIENCE, "--namespace", f"{tenant}-run", "--json", "-"]
+    environment = os.environ | {"HISTOSPEC_TOKEN": secret(tenant)}
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=True)
+    figures: dict[str, float] = json.loads(done.stdout)
+    return figures
+
+
+def _idle() -> None:
+    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))  # of this thread, and of those that it starts
+
+
+class Hostile:
+    """The fourth tenant. Counts what the server took and refused, and what it saw of others."""
+
+    def __init__(self, endpoint: str) -> None:
+        self._endpoint = endpoint
+        self._ending = threading.Event()
+        self.took = self.refused = self.seen = 0
+
+    @contextmanager
+    def attacking(self) -> Iterator[None]:
+        """Attacks during the block, from three threads. They are idle tasks, as if they were on another machine."""
+        self._ending.clear()
+        with ThreadPoolExecutor(3, initializer=_idle) as pool:
+            threads = [pool.submit(work) for work in (self._fill, self._open, self._look)]
+            try:
+                yield
+            finally:
+                self._ending.set()
+            for thread in threads:
+                thread.result()
+
+    def _client(self, namespace: str) -> DraftClient:
+        return DraftClient(self._endpoint, namespace, token=secret(HOSTILE), deadline=1.0)
+
+    def _fill(self) -> None:
+        """Ingests until its share is full, and goes on."""
+        text = np.arange(20_000, dtype=np.int32)
+        with self._client(f"{HOSTILE}-fill") as client:
+            for number in range(1 << 30):
+                if self._ending.is_set():
+                    return
+                try:
+                    client.ingest([number], [Response(text + number)] * 8, epoch=0)
+                    self.took += 1
+                except HistoSpecError:
+                    self.refused += 1
+
+    def _open(self) -> None:
+        """Opens more sessions than its share, and steps with long texts."""
+        with self._client(f"{HOSTILE}-open") as client:
+            sessions = client.open([[number] for number in range(2 * SESSIONS)])
+            while not self._ending.is_set():
+                client.step(sessions, [range(32)] * len(sessions))
+
+    def _look(self) -> None:
+        """Asks for the history of others, under their names and under similar ones; fills its namespaces with both."""
+        number = 0
+        while not self._ending.is_set():
+            for name in (*LOOK_ALIKES, *(f"{tenant}-run" for tenant in TENANTS), f"{HOSTILE}-team-a-{number}"):
+                with self._client(name) as client, suppress(HistoSpecError):
+                    self.seen += len(client.history([1])) if not name.startswith(f"{HOSTILE}-") else 0
+                    client.drop_namespace()
+                    client.ingest([1], [Response([2])], epoch=0)
+                number += 1
+
+
+def together(endpoint: str, tenants: Sequence[str], steps: int) -> dict[str, dict[str, float]]:
+    """Runs these tenants side by side."""
+    with ThreadPoolExecutor(len(tenants)) as pool:
+        return dict(zip(tenants, pool.map(lambda tenant: bench(endpoint, tenant, steps), tenants), strict=True))
+
+
+def main() -> None:
+    """Prints the table, and what became of the responses that each tenant had stored before."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=300)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as made:
+        folder = Path(made)
+        tokens = folder / "tokens.toml"
+        tokens.write_text(token_file())
+        with running(folder / "data", folder / "log", "--memory", "1GiB", "--tokens", str(tokens)) as server:
+            kept = {name: DraftClient(server.endpoint, f"{name}-kept", token=secret(name)) for name in TENANTS}
+            for client in kept.values():
+                client.ingest([1], [Response([2, 3, 4])], epoch=0)
+            hostile = Hostile(server.endpoint)
+            found: dict[tuple[str, str], list[dict[str, float]]] = {}
+            for _ in range(options.turns):
+                for name in TENANTS:
+                    found.setdefault(("alone", name), []).append(bench(server.endpoint, name, options.steps))
+                for name, figures in together(server.endpoint, TENANTS, options.steps).items():
+                    found.setdefault(("three", name), []).append(figures)
+                with hostile.attacking():
+                    for name, figures in together(server.endpoint, TENANTS, options.steps).items():
+                        found.setdefault(("hostile", name), []).append(figures)
+            lost = [name for name, client in kept.items() if len(client.history([1])) != 1]
+    rows = []
+    for name in TENANTS:
+        alone = statistics.median(some["step_p99_ms"] for some in found["alone", name])
+        for beside in ("alone", "three", "hostile"):
+            middle = {f: statistics.median(some[f] for some in found[beside, name]) for f in FIGURES}
+            cells = [f"{middle[figure]:.3g}" for figure in FIGURES]
+            rows.append([f"{name}, {beside}", *cells, f"{middle['step_p99_ms'] / alone:.2f}"])
+    print(table(["tenant, beside", *FIGURES, "p99 / alone"], rows), end="")
+    print(f"\nlost: {lost or 'nothing'}; the hostile tenant saw {hostile.seen} responses of others")
+    print(f"it stored {hostile.took} batches of 0.6 MiB, and the server refused {hostile.refused}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,186 @@
+"""Asks, late answers and places under asynchronous scheduling, without vLLM, against naive references."""
+
+import random
+from collections.abc import Iterable
+from typing import cast
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from histospec.client import Draft, DraftClient
+from histospec.client.engines.options import RequestOptions
+from histospec.client.vllm.asynchronous.asking import Asking, Begun
+from histospec.client.vllm.asynchronous.places import CLASSES, ENOUGH, NEW, DraftPlaces
+from histospec.client.vllm.asynchronous.texts import Text, rest
+from tests.support.asynchronous import Client, draft_of
+
+LONGEST = 4
+PROMPT = [1, 2]
+
+
+class Schedule:
+    """Runs `Asking` as vLLM would, and says what a naive reader of all that was sent and answered would draft."""
+
+    def __init__(self, seed: int) -> None:
+        self.chance = random.Random(seed)
+        self.client = Client(self.draft, lambda: self.chance.choice((0, 0, 1, 2, None)))
+        self.asking = Asking(cast(DraftClient, self.client), LONGEST, 100)
+        self.texts: dict[str, list[int]] = {}  # of the running requests, as the device has them
+        self.paused: dict[str, list[int]] = {}  # of the preempted ones, as the scheduler has them
+        self.outcome: tuple[list[str], list[list[int]]] | None = None  # of the step before
+        self.number = 0
+
+    def draft(self, text: list[int]) -> Draft:
+        # Few different tokens, so that wrong drafts often agree.
+        return draft_of(self.chance.choices((3, 4), k=self.chance.randint(0, 2 * LONGEST)))
+
+    def step(self) -> None:
+        chance = self.chance
+        ended = [each for each in self.texts if chance.random() < 0.1]
+        resumed = [each for each in self.paused if chance.random() < 0.5]
+        begun = []
+        for each in ended:
+            text = self.texts.pop(each)
+            if chance.random() < 0.5:  # preempted; its last step may be dropped
+                kept = max(len(PROMPT), len(text) - chance.choice((0, 0, 1, 3)))
+                self.paused[each] = text[:kept]
+                if chance.random() < 0.5:
+                    resumed.append(each)
+        for each in resumed:
+            self.texts[each] = self.paused.pop(each)
+        if len(self.texts) < 3:
+            self.number += 1
+            resumed.append(f"r{self.number}")
+            self.texts[resumed[-1]] = list(PROMPT)
+        for each in resumed:
+            text = self.texts[each]
+            begun.append(Begun(each, text, len(text) - len(PROMPT), RequestOptions()))
+        some = [each for each in self.texts if each not in resumed and chance.random() < 0.6]
+        places = {each: chance.randint(1, LONGEST) for each in some}
+        cost = None if chance.random() < 0.1 else 0.05
+        drafts, _ = self.asking.step(0, ended, begun, places, cost, looks=chance.random() < 0.3)
+        assert {each: draft.tokens.tolist() for each, draft in drafts.items()} == self.expected(places)
+        requests = [each for each in self.texts if chance.random() < 0.8]
+        sampled = [chance.choices((3, 4), k=chance.randint(0, LONGEST + 1)) for _ in requests]
+        for each, tokens in zip(requests, sampled, strict=True):
+            self.texts[each] += tokens
+        self.asking.sampled(requests, lambda: sampled)
+
+    def session(self, request: str) -> int:
+        session: int = self.asking._sessions._sessions[request].id
+        return session
+
+    def expected(self, places: dict[str, int]) -> dict[str, list[int]]:
+        found = {}
+        for each, number in places.items():
+            text, newest = self.texts[each], None
+            for step in self.client.steps:
+                for row, read in enumerate(step.texts):
+                    mine = step.sessions[row] == self.session(each) and row in step.rows
+                    if mine and (newest is None or len(read) >= len(newest[0])):
+                        newest = read, [*read, *step.found[row].tokens.tolist()]
+            if newest is not None and newest[1][: len(text)] == text and len(newest[1]) > len(text):
+                found[each] = newest[1][len(text) :][:number]
+        return found
+
+
+@settings(max_examples=1_000, deadline=None)
+@given(st.integers(0, 2**32))
+def test_random_schedules_draft_what_a_naive_reader_would(seed: int) -> None:
+    """
+    1. Requests begin, end, are preempted and resume, with tokens dropped; answers come at once, late, or never.
+    2. Each draft is what the newest answer for this text has left, if it agrees with what was sampled since.
+    3. At the end every session is closed.
+    """
+    run([seed])
+
+
+@pytest.mark.long
+@settings(max_examples=10_000, deadline=None)
+@given(st.integers(0, 2**32))
+def test_ten_thousand_of_them(seed: int) -> None:
+    run([seed])
+
+
+def run(seeds: Iterable[int]) -> None:
+    for seed in seeds:
+        schedule = Schedule(seed)
+        for _ in range(12):
+            schedule.step()
+        schedule.asking.step(0, list(schedule.texts), [], {}, 0.05)
+        assert schedule.client.texts == {}
+
+
+def test_a_reader_that_forgets_what_was_sampled_since_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A control of the test above."""
+    monkeypatch.setattr(Text, "since", lambda self, end: [])
+    with pytest.raises(AssertionError):
+        run(range(200))
+
+
+@pytest.mark.parametrize(
+    ("since", "left"),
+    [([], [5, 6, 7]), ([5], [6, 7]), ([5, 6], [7]), ([5, 6, 7], None), ([6], None), ([5, 6, 7, 8], None), (None, None)],
+)
+def test_a_draft_loses_what_was_sampled_since(since: list[int] | None, left: list[int] | None) -> None:
+    found = rest(draft_of([5, 6, 7]), since)
+    assert (None if found is None else found.tokens.tolist()) == left
+
+
+def test_a_text_knows_its_last_tokens_only() -> None:
+    text = Text("r", 10)
+    text.grow([1, 2, 3], kept=2)
+    assert text.since(10) == [1, 2, 3]
+    assert text.since(9) is None  # before it began
+    assert text.since(14) is None  # a text that it never had
+    text.grow([4, 5], kept=2)
+    assert (text.length, text.since(13), text.since(12)) == (15, [4, 5], None)
+
+
+def taught(places: DraftPlaces, kind: int, lengths: list[int], prob: float = 1.0, end: int = 1) -> None:
+    requests = [f"r{i}" for i in range(len(lengths))]
+    probs = np.full(sum(lengths), prob, np.float32)
+    places.learn([kind] * len(lengths), requests, [end] * len(lengths), lengths, probs)
+
+
+def test_a_class_gets_the_places_that_pay() -> None:
+    """Half of the drafts have 8 certain tokens: a place is worth half a token. One in ten: a tenth."""
+    places = DraftPlaces(8)
+    assert places.numbers(0.01)[NEW] == 0
+    taught(places, NEW, [8, 0] * 8)
+    assert places.known([NEW]) == (ENOUGH <= 16)
+    assert (places.numbers(0.4)[NEW], places.numbers(0.6)[NEW]) == (8, 0)
+    likely = DraftPlaces(8)
+    taught(likely, NEW, [8] * 16, prob=0.5)
+    assert likely.numbers(0.2)[NEW] == 2  # of 0.5, 0.25, 0.125, ...
+
+
+def test_requests_are_sorted_by_what_is_known_of_them() -> None:
+    places = DraftPlaces(16)
+    taught(places, NEW, [16, 0, 5], end=10)
+    whole, none, short = (places.class_of(f"r{i}", 10) for i in range(3))
+    accepted, rejected = places.class_of("r0", 27), places.class_of("r0", 15)
+    assert len({NEW, whole, none, short, accepted, rejected}) == 6
+    assert all(0 <= each < CLASSES for each in (whole, none, short, accepted, rejected))
+    assert places.class_of("never seen", 3) == NEW
+    before = none
+    for _ in range(8):
+        taught(places, NEW, [16, 0, 5], end=10)
+    assert places.class_of("r1", 10) > before  # many empty drafts in a row
+    places.keep_only(["r1"])
+    assert places.class_of("r0", 10) == NEW
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 40), st.floats(0, 1)), min_size=1, max_size=30))
+def test_every_answer_has_a_class_and_places_within_the_longest_draft(answers: list[tuple[int, int, float]]) -> None:
+    places = DraftPlaces(16)
+    for length, end, prob in answers:
+        each = places.class_of("r0", end)
+        assert 0 <= each < CLASSES
+        taught(places, each, [length], prob, end)
+        numbers = places.numbers(0.1)
+        assert numbers.min() >= 0
+        assert numbers.max() <= 16
