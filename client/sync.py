@@ -107,6 +107,8 @@ class DraftClient:
             generated: None, or for each session the tokens generated before, if it continues a generation.
             seeds: None, or B sampling seeds (int64) that the generations are drawn with, None where unknown. With
                 coupled sampling, the latest response of the problem with the same seed is the best source of drafts.
+            position_noise: whether vLLM's model runner V2 draws with these seeds: then the noise of a token is a
+                function of its position.
 
         Returns:
             B session ids: integers that this client never uses twice. They are not valid for other clients.

@@ -1,7 +1,8 @@
 """Makes rollouts with coupled sampling, on which the starting weights of the foresight are trained.
 
 The noise of recorded rollouts is unknown, so they do not serve. This module makes two kinds of text. Both are sampled
-as the coupled sampler does, with a fresh seed for every response:
+as the coupled sampler does, with a fresh seed for every response. Their noise is that of places, or that of positions,
+as in vLLM's model runner V2:
 
 * `demo`: the policy of examples/tiny_rl, which GRPO improves from epoch to epoch;
 * `forks`: texts that go on from fork to fork. The number of alternatives, their probabilities, how much these depend on
@@ -17,9 +18,10 @@ import torch
 
 from examples.tiny_rl import grpo, policy, task
 from histospec.client.vllm.coupled import noise
-from histospec.client.vllm.coupled.alternatives import words
+from histospec.client.vllm.coupled.alternatives import Weighed, words
 from histospec.client.vllm.coupled.places import WORD
 from histospec.protocol.alternatives import ABSENT, MOST, groups_of, joined
+from tests.support.position_noise import position_noise
 
 EPOCHS, PROBLEMS, SAMPLES = 12, 24, 8  # of the demo
 FORK_EPOCHS, FORK_PROBLEMS = 8, 60
@@ -69,6 +71,11 @@ class Places:
             for token in prompt:
                 self.push(i, token)
 
+    def weigh(self, logits: torch.Tensor, texts: list[int], seeds: list[int]) -> Weighed:
+        """Samples the next token of some texts, one row each."""
+        pairs, times = (torch.tensor(part) for part in zip(*map(self.next, texts), strict=True))
+        return noise.weigh(logits, torch.arange(len(texts)), torch.tensor(seeds), pairs, times)
+
     def next(self, text: int) -> tuple[int, int]:
         """Returns the pair before the next token of a text, and how often it occurred."""
         before, last = self._pairs[text]
@@ -82,7 +89,27 @@ class Places:
         self._pairs[text] = [self._pairs[text][1], token]
 
 
-def demo(seed: int, epochs: int = EPOCHS) -> Iterator[Epoch]:
+class Positions:
+    """The positions of some texts, which start with their prompts."""
+
+    def __init__(self, prompts: list[list[int]]) -> None:
+        self._newest = [len(prompt) - 1 for prompt in prompts]
+
+    def weigh(self, logits: torch.Tensor, texts: list[int], seeds: list[int]) -> Weighed:
+        """Samples the next token of some texts, one row each."""
+        where = [self._newest[text] for text in texts]
+        drawn = position_noise(np.array(seeds)[:, None], np.array(where)[:, None], np.arange(logits.shape[1]))
+        return noise.weighed(logits, torch.from_numpy(drawn).float())
+
+    def push(self, text: int, token: int) -> None:
+        """Appends a token to a text."""
+        self._newest[text] += 1
+
+
+Noise = type[Places] | type[Positions]
+
+
+def demo(seed: int, epochs: int = EPOCHS, kind: Noise = Places) -> Iterator[Epoch]:
     """Yields the epochs of a run of GRPO on the demo's problems."""
     torch.manual_seed(seed)
     rng = random.Random(10_000 + seed)
@@ -93,7 +120,7 @@ def demo(seed: int, epochs: int = EPOCHS) -> Iterator[Epoch]:
     for epoch in range(epochs):
         seeds = [rng.getrandbits(SEED_BITS) for _ in repeated]
         with torch.inference_mode():
-            responses, alternatives = _respond(model.eval(), repeated, seeds)
+            responses, alternatives = _respond(model.eval(), repeated, seeds, kind)
         groups = []
         for i, problem in enumerate(problems):
             own = slice(i * SAMPLES, (i + 1) * SAMPLES)
@@ -104,17 +131,17 @@ def demo(seed: int, epochs: int = EPOCHS) -> Iterator[Epoch]:
             grpo.update(model, optimizer, repeated, responses, torch.tensor(rewards))
 
 
-def _respond(model: torch.nn.Module, prompts: list[list[int]], seeds: list[int]) -> tuple[list[list[int]], list[bytes]]:
+def _respond(
+    model: torch.nn.Module, prompts: list[list[int]], seeds: list[int], kind: Noise
+) -> tuple[list[list[int]], list[bytes]]:
     """Returns a response to each prompt, and its alternatives; all prompts have the same length."""
-    places, weights, running = Places(prompts), Weights(len(prompts)), list(range(len(prompts)))
+    places, weights, running = kind(prompts), Weights(len(prompts)), list(range(len(prompts)))
     responses: list[list[int]] = [[] for _ in prompts]
     tokens, cache = torch.tensor(prompts), None
     for _ in range(task.LONGEST):
         done = model(tokens, past_key_values=cache, use_cache=True)
         cache = done.past_key_values
-        pairs, times = zip(*(places.next(i) for i in running), strict=True)
-        where = (torch.tensor([seeds[i] for i in running]), torch.tensor(pairs), torch.tensor(times))
-        weighed = noise.weigh(done.logits[:, -1].float(), torch.arange(len(running)), *where)
+        weighed = places.weigh(done.logits[:, -1].float(), running, [seeds[i] for i in running])
         chosen = weighed.tokens
         for i, token, row in zip(running, chosen.tolist(), words(weighed).tolist(), strict=True):
             responses[i].append(token)
@@ -176,16 +203,16 @@ class _Walk:
     said: list[int] = field(default_factory=list)
 
 
-def forks(seed: int, epochs: int = FORK_EPOCHS, problems: int = FORK_PROBLEMS) -> Iterator[Epoch]:
+def forks(seed: int, epochs: int = FORK_EPOCHS, problems: int = FORK_PROBLEMS, kind: Noise = Places) -> Iterator[Epoch]:
     """Yields the epochs of texts with forks."""
     rng = np.random.default_rng(seed)
     mazes = [Maze(number, rng) for number in range(problems)]
     for _ in range(epochs):
         walks = [_Walk(maze, int(rng.integers(1 << SEED_BITS))) for maze in mazes for _ in range(maze.samples)]
-        places, weights = Places([walk.maze.prompt for walk in walks]), Weights(len(walks))
+        places, weights = kind([walk.maze.prompt for walk in walks]), Weights(len(walks))
         running = list(range(len(walks)))
         while running:
-            chosen = _forked([walks[i] for i in running], [places.next(i) for i in running])
+            chosen = _forked(walks, running, places)
             for i, (token, row) in zip(running, chosen, strict=True):
                 walks[i].said.append(token)
                 weights.push(i, row)
@@ -201,15 +228,15 @@ def forks(seed: int, epochs: int = FORK_EPOCHS, problems: int = FORK_PROBLEMS) -
             maze.move(rng)
 
 
-def _forked(walks: list[_Walk], where: list[tuple[int, int]]) -> list[tuple[int, list[int] | None]]:
-    """Returns the next token of each walk, with its weights at a fork, and moves the walks."""
+def _forked(all_of: list[_Walk], running: list[int], places: Places | Positions) -> list[tuple[int, list[int] | None]]:
+    """Returns the next token of each running walk, with its weights at a fork, and moves the walks."""
+    walks = [all_of[i] for i in running]
     at_fork = [i for i, walk in enumerate(walks) if walk.at == len(walk.maze.texts[walk.node])]
     next_: dict[int, tuple[int, list[int] | None]] = {}
     if at_fork:
         logits = np.stack([walks[i].maze.logits_at(walks[i].node, walks[i].before) for i in at_fork])
-        seeds = torch.tensor([walks[i].seed for i in at_fork])
-        pairs, times = (torch.tensor(part) for part in zip(*(where[i] for i in at_fork), strict=True))
-        weighed = noise.weigh(torch.from_numpy(logits), torch.arange(len(at_fork)), seeds, pairs, times)
+        texts, seeds = [running[i] for i in at_fork], [walks[i].seed for i in at_fork]
+        weighed = places.weigh(torch.from_numpy(logits), texts, seeds)
         next_ = dict(zip(at_fork, zip(weighed.tokens.tolist(), words(weighed).tolist(), strict=True), strict=True))
     for i, (token, _) in next_.items():
         walk = walks[i]

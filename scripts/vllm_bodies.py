@@ -10,6 +10,7 @@ from histospec.client.vllm.needs import (
     DETOKENIZER,
     ENGINE_ARGS,
     REJECTION,
+    REJECTION_V2,
     RUNNER,
     SCHEDULER,
     TOP_K_TOP_P,
@@ -28,6 +29,13 @@ READ: dict[str, dict[str, str]] = {
     },
     f"{V2}:init_speculator": {
         "1d0ff1a6887a": "knows more methods of drafters; HistoSpec's never reaches it. `make test-v2` runs it",
+    },
+    f"{REJECTION_V2}:rejection_sample": {
+        "ce1c46ddf620": "has the lossy method `fly`, which the adapter refuses; the rest is replaced. `make test-v2` "
+        "runs it",
+    },
+    f"{REJECTION_V2}:RejectionSampler._verify": {
+        "4d784ddba41b": "passes the settings of `fly`. `make test-v2` runs it",
     },
     f"{V2}:GPUModelRunner.sample_tokens": {
         "944df9f2f94b": "collects KV transfers before the drafter and ends them after it, and sends no drafts between "

@@ -1,4 +1,4 @@
-"""Compares steps of sessions with and without seeds: `python -m benchmarks.engine.seeded [--quick]`.
+"""Compares steps of sessions with and without seeds: `python -m benchmarks.engine.seeded [--quick] [--noise position]`.
 
 With a seed, the engine computes the noise of the candidates. The texts are sampled with coupled sampling and a fresh
 seed each (scripts/foresight_rollouts.py). Three engines take turns step by step on the same texts: in two the sessions
@@ -25,7 +25,8 @@ from scripts import foresight_rollouts as rollouts
 LENGTH, ADVANCE = 8, 3  # tokens of a draft, and of a step, of the same length
 LONGEST, COST = 64, 0.05
 BATCH = 64
-KINDS: dict[str, Callable[[int, int], Iterator[rollouts.Epoch]]] = {"demo": rollouts.demo, "forks": rollouts.forks}
+KINDS: dict[str, Callable[..., Iterator[rollouts.Epoch]]] = {"demo": rollouts.demo, "forks": rollouts.forks}
+NOISE: dict[str, rollouts.Noise] = {"place": rollouts.Places, "position": rollouts.Positions}
 
 
 @dataclass
@@ -35,11 +36,14 @@ class Side:
     name: str
     seeded: bool
     alternatives: bool
+    position_noise: bool
     engine: Engine = field(default_factory=lambda: Engine(threads=1))
     micros: list[float] = field(default_factory=list)
     """CPU time of each step per session."""
     sessions: int = 0
     """Steps, counted once per session."""
+    later: int = 0
+    """Those behind the first epoch, which has no history."""
     drafted: int = 0
     seconds: float = 0.0
 
@@ -97,7 +101,12 @@ def replay(epochs: Iterable[rollouts.Epoch], sides: list[Side], same: bool) -> N
         for some in batches(epoch):
             open_ = [
                 [
-                    Running(side.engine.open("run", prompt, seed=seed if side.seeded else None), response)
+                    Running(
+                        side.engine.open(
+                            "run", prompt, seed=seed if side.seeded else None, position_noise=side.position_noise
+                        ),
+                        response,
+                    )
                     for prompt, response, seed, _ in some
                 ]
                 for side in sides
@@ -108,6 +117,7 @@ def replay(epochs: Iterable[rollouts.Epoch], sides: list[Side], same: bool) -> N
                 for i in order:
                     if left[i]:
                         step(sides[i], left[i], same)
+                        sides[i].later += len(left[i]) if number else 0
                         left[i] = [one for one in left[i] if one.known < len(one.response)]
                 order.append(order.pop(0))
             for side, running in zip(sides, open_, strict=True):
@@ -122,14 +132,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="two epochs; the figures mean nothing")
     parser.add_argument("--seed", type=int, default=2, help="seed of the texts (default: %(default)s)")
+    parser.add_argument("--epochs", type=int, default=6)
+    parser.add_argument("--noise", choices=NOISE, default="place", help="what the noise depends on")
     arguments = parser.parse_args()
+    of_position = arguments.noise == "position"
     for kind, make in KINDS.items():
-        epochs = list(make(arguments.seed, 2 if arguments.quick else 6))
+        epochs = list(make(arguments.seed, 2 if arguments.quick else arguments.epochs, kind=NOISE[arguments.noise]))
         for same in (True, False):
             sides = [
-                Side("without seeds", False, False),
-                Side("with seeds", True, False),
-                Side("with seeds and alternatives", True, True),
+                Side("without seeds", False, False, of_position),
+                Side("with seeds", True, False, of_position),
+                Side("with seeds and alternatives", True, True, of_position),
             ]
             replay(epochs, sides, same)
             print(f"{kind}, {'same length' if same else 'as it is'}")
@@ -139,6 +152,7 @@ def main() -> None:
                 print(
                     f"  {side.name + ':':28} {median:.2f} us a session step ({median / first:.2f}x), "
                     f"{side.drafted / side.sessions:.2f} drafted tokens, {side.sessions} steps, "
+                    f"{side.later} of them ({sides[0].later / side.later:.2f}x fewer) behind the first epoch, "
                     f"CPU time {side.seconds / sides[0].seconds:.2f}x",
                     flush=True,
                 )

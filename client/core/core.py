@@ -218,9 +218,10 @@ class Core:
         problems: Sequence[str | None] | None = None,
         generated: Sequence[Tokens] | None = None,
         seeds: Sequence[int | None] | None = None,
+        position_noise: bool = False,
     ) -> list[int]:
         """See `DraftClient.open`."""
-        sessions = self.prepare(prompts, problems, generated, seeds)
+        sessions = self.prepare(prompts, problems, generated, seeds, position_noise)
         self.begin(sessions)
         return [session.number for session in sessions]
 

@@ -18,7 +18,8 @@ class Session:
     """One running generation. Keeps its tokens in the format of the wire: little-endian int32 bytes."""
 
     __slots__ = (
-        "continued", "generated", "length", "number", "opened", "problem", "prompt", "refused", "seed", "unreported",
+        "continued", "generated", "length", "number", "opened", "position_noise", "problem", "prompt", "refused",
+        "seed", "unreported",
     )  # fmt: skip
 
     def __init__(
@@ -28,6 +29,7 @@ class Session:
         problem: str,
         generated: bytes = b"",
         seed: int | None = None,
+        position_noise: bool = False,
     ) -> None:
         self.number = number
         self.prompt = prompt
@@ -35,6 +37,7 @@ class Session:
         self.generated = bytearray(generated)
         self.length = len(generated) // 4  # in tokens; stored, because every step reads it for each session
         self.seed = seed
+        self.position_noise = position_noise
         self.continued = 0
         """How many of the generated tokens, the first ones, an aborted response had before; the caller did not."""
         self.opened = False
@@ -67,9 +70,11 @@ def prepare(
     problems: Sequence[str | None] | None = None,
     generated: Sequence[Tokens] | None = None,
     seeds: Sequence[int | None] | None = None,
+    position_noise: bool = False,
 ) -> list[Session]:
     """Returns a session for each prompt, with the next numbers. Raises ValueError, naming the malformed argument."""
     arguments.listed("prompts", prompts, arguments.PROMPTS)
+    arguments.flag("position_noise", position_noise)
     each = partial(arguments.for_each, other="prompts", size=len(prompts))
     given = each("problems", problems, arguments.PROBLEMS)
     pieces = each("generated", [()] * len(prompts) if generated is None else generated, arguments.TOKEN_LISTS)
@@ -78,7 +83,7 @@ def prepare(
     names = [arguments.problem_name(f"problems[{i}]", p) for i, p in enumerate(given)]
     begun = [arguments.token_bytes(f"generated[{i}]", g) for i, g in enumerate(pieces)]
     return [
-        Session(next(numbers), prompt, problem, text, seed)
+        Session(next(numbers), prompt, problem, text, seed, position_noise)
         for prompt, problem, text, seed in zip(texts, names, begun, drawn, strict=True)
     ]
 

@@ -242,6 +242,7 @@ class StreamState:
             problem=session.problem,
             generated=bytes(session.generated[: 4 * length]),
             seed=session.seed,
+            position_noise=session.position_noise,
         )
         self._unwritten[session.number] = (session, session.opened)
         self.reopened += session.opened

@@ -315,13 +315,6 @@ def runner(facts: Facts) -> Iterator[Finding]:
         )
     elif facts.vllm.runner == "0":
         yield ok("runner", "vLLM uses its model runner V1")
-    elif facts.vllm.coupled:
-        yield bad(
-            "runner",
-            f"VLLM_USE_V2_MODEL_RUNNER is {facts.vllm.runner!r}, and HISTOSPEC_SAMPLING is 'coupled', which vLLM's "
-            "model runner V2 does not have",
-            "set VLLM_USE_V2_MODEL_RUNNER to 0",
-        )
     else:
         yield ok("runner", "vLLM uses its model runner V2, which verifies the server's drafts or the model's, not both")
 

@@ -86,8 +86,6 @@ class Vllm:
     """Value of VLLM_USE_V2_MODEL_RUNNER; None if it is not set."""
     plugins: str | None = None
     """Value of VLLM_PLUGINS; None if it is not set, so that vLLM loads all of them."""
-    coupled: bool = False
-    """Whether HISTOSPEC_SAMPLING is `coupled`."""
 
 
 @dataclass(frozen=True)
@@ -257,8 +255,7 @@ def _vllm() -> Vllm | None:
         return None
     names = packages.packages_distributions().get("vllm", [])
     version = next(filter(None, map(_installed, names)), "unknown")
-    coupled = os.environ.get("HISTOSPEC_SAMPLING") == "coupled"
-    return Vllm(version, os.environ.get("VLLM_USE_V2_MODEL_RUNNER"), os.environ.get("VLLM_PLUGINS"), coupled)
+    return Vllm(version, os.environ.get("VLLM_USE_V2_MODEL_RUNNER"), os.environ.get("VLLM_PLUGINS"))
 
 
 def _installed(package: str) -> str | None:

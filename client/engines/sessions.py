@@ -54,9 +54,10 @@ class _RequestSession:
 class RequestSessions:
     """Sessions by request id. Not thread-safe: it belongs to the scheduler's thread."""
 
-    def __init__(self, client: "DraftClient", max_tokens: int) -> None:
-        """Takes the client, and the length of the longest draft."""
+    def __init__(self, client: "DraftClient", max_tokens: int, position_noise: bool = False) -> None:
+        """Takes the client, the length of the longest draft, and whether the noise of a seed is of the position."""
         self.client = client
+        self._position_noise = position_noise
         self.max_tokens = max_tokens
         self.verify_cost = DEFAULT_VERIFY_COST  # sent with steps that ask for no drafts, for the server's metrics
         self._sessions: dict[str, _RequestSession] = {}
@@ -71,7 +72,9 @@ class RequestSessions:
     def begin(self, request_id: str, prompt: Sequence[int], options: RequestOptions) -> None:
         """Opens the request's session; the next message carries it."""
         begun = len(prompt) - (options.generated or 0)
-        (session,) = self.client.open([prompt[:begun]], [options.problem], [prompt[begun:]], [options.seed])
+        (session,) = self.client.open(
+            [prompt[:begun]], [options.problem], [prompt[begun:]], [options.seed], self._position_noise
+        )
         self._sessions[request_id] = _RequestSession(session, prompt, options)
         self._new.add(session)
 

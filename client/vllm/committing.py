@@ -46,6 +46,7 @@ class CommittingScheduler(Scheduler):
         settings.warn_of_processors()
         longest: int = vllm_config.speculative_config.num_speculative_tokens
         greet(client, longest, "V2" if settings.runs_v2(vllm_config) else "V1")
+        self._position_noise = settings.runs_v2(vllm_config)
         self._sessions = self._sessions_of(client, longest)
         self._stops = StopStrings(vllm_config.model_config)
         self._chooser = self._choosing(vllm_config)
@@ -61,7 +62,7 @@ class CommittingScheduler(Scheduler):
 
     def _sessions_of(self, client: DraftClient, longest: int) -> RequestSessions:
         """Returns the sessions of the requests. `longest`: the longest draft, in tokens."""
-        return RequestSessions(client, longest)
+        return RequestSessions(client, longest, self._position_noise)
 
     def _choosing(self, vllm_config: Any) -> ModeChooser:
         """Returns what decides whether drafts pay."""

@@ -41,6 +41,7 @@ V2 = "vllm.v1.worker.gpu.model_runner"
 RUNNER_V2 = f"{V2}:GPUModelRunner"
 CONFIG = "vllm.config.vllm:VllmConfig"
 REJECTION = "vllm.v1.sample.rejection_sampler"
+REJECTION_V2 = "vllm.v1.worker.gpu.spec_decode.rejection_sampler"
 TOP_K_TOP_P = "vllm.v1.sample.ops.topk_topp_sampler"
 DETOKENIZER = "vllm.v1.engine.detokenizer"
 SPECULATIVE = "vllm.config.speculative:SpeculativeConfig"
@@ -117,6 +118,15 @@ NEEDS = (
     Need("vllm.v1.worker.gpu.states:RequestState", has=("draft_tokens", "req_id_to_index"),
          without=_NO_V2, since=FIRST_V2),
     Need("vllm.v1.worker.gpu.input_batch:InputBatch", has=("idx_mapping",), without=_NO_V2, since=FIRST_V2),
+    Need(f"{REJECTION_V2}:rejection_sample",
+         begins=("target_logits", "draft_logits", "draft_sampled", "cu_num_logits", "pos", "idx_mapping",
+                 "expanded_idx_mapping", "expanded_local_pos", "temperature", "seed", "num_speculative_steps"),
+         takes=("use_fp64",), body=True, without=_NO_V2, since=FIRST_V2),
+    Need(f"{REJECTION_V2}:RejectionSampler._verify", body=True,
+         without=_NO_V2, since=FIRST_V2),
+    Need("vllm.v1.worker.gpu.sample.gumbel:gumbel_sample",
+         begins=("logits", "expanded_idx_mapping", "temperature", "seed", "pos", "apply_temperature", "is_drafting"),
+         takes=("use_fp64",), body=True, without=_NO_V2, since=FIRST_V2),
     # Asynchronous scheduling with V2: the messages of a step, and the host's copies of its outcome.
     Need("vllm.v1.core.sched.async_scheduler:AsyncScheduler._update_after_schedule", body=True,
          without=_NO_ASYNC, since=FIRST_V2),
@@ -139,6 +149,7 @@ NEEDS = (
     Need(CONFIG,
          has=("speculative_config", "scheduler_config", "parallel_config", "model_config")),
     Need(f"{CONFIG}.use_v2_model_runner", without=NO_SETTING),
+    Need(f"{CONFIG}.watermark_config", without=NO_SETTING),
     Need("vllm.config.scheduler:SchedulerConfig", has=("async_scheduling", "scheduler_cls")),
     Need("vllm.config.parallel:ParallelConfig",
          has=("pipeline_parallel_size", "data_parallel_size", "world_size", "distributed_executor_backend")),

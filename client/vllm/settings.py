@@ -66,6 +66,11 @@ def check(vllm_config: Any) -> None:
     check_drafts(vllm_config)
     if runs_v2(vllm_config):
         check_v2(vllm_config.speculative_config)
+        if samples_coupled() and getattr(vllm_config, "watermark_config", None) is not None:
+            raise ValueError(
+                "HistoSpec: HISTOSPEC_SAMPLING is 'coupled', but watermark_config is set, and a watermark has noise of "
+                "its own; leave one of them out"
+            )
     if vllm_config.scheduler_config.async_scheduling:
         check_asynchronous(vllm_config)
     plugins = os.environ.get("VLLM_PLUGINS")
@@ -131,11 +136,6 @@ def check_v2(speculative: Any) -> None:
             f"{speculative.method!r} on the device, so the server's drafts cannot be compared with them. For both, set "
             f"VLLM_USE_V2_MODEL_RUNNER=0; for the server's alone, set the method 'custom_class' with the model "
             f"'{PROPOSER}'; for the model's own alone, leave out scheduler_cls"
-        )
-    if samples_coupled():
-        raise ValueError(
-            "HistoSpec: HISTOSPEC_SAMPLING is 'coupled', but vLLM has chosen its model runner V2, which has another "
-            "sampler; set VLLM_USE_V2_MODEL_RUNNER=0"
         )
     if getattr(speculative, "enable_adaptive_verification", False):
         raise ValueError(

@@ -115,19 +115,19 @@ py::tuple step(Engine& engine, py::handle sessions, py::handle new_tokens, py::h
 
 py::tuple open_session(Engine& engine, const py::str& name, py::handle prompt,
                        const std::optional<std::string>& problem, const std::optional<py::object>& generated,
-                       py::handle seed) {
+                       py::handle seed, bool position_noise) {
   const Tokens head = tokens_of("prompt", prompt);
   const Tokens tokens = generated ? tokens_of("generated", *generated) : Tokens();
   const std::string id = id_of(problem), namespace_ = name;
   const std::optional<std::int64_t> its_seed = int_or_none("seed", seed);
   const auto [session, prompt_length, known] =
-      without_gil([&] { return engine.open(namespace_, head.span(), id, tokens.span(), its_seed); });
+      without_gil([&] { return engine.open(namespace_, head.span(), id, tokens.span(), its_seed, position_noise); });
   return py::make_tuple(session, prompt_length, known);
 }
 
 py::object open(Engine& engine, const py::str& name, py::handle prompt, const std::optional<std::string>& problem,
-                const std::optional<py::object>& generated, py::handle seed) {
-  return open_session(engine, name, prompt, problem, generated, seed)[0];
+                const std::optional<py::object>& generated, py::handle seed, bool position_noise) {
+  return open_session(engine, name, prompt, problem, generated, seed, position_noise)[0];
 }
 
 py::list history(const Engine& engine, const std::string& name, py::handle prompt,
@@ -274,9 +274,9 @@ PYBIND11_MODULE(_core, m) {
            py::kw_only(), "problem"_a = py::none(), "generated"_a = py::none(), "seeds"_a = py::none(),
            "epochs"_a = py::none(), "stored"_a = false, "ahead"_a = false, "alternatives"_a = py::none())
       .def("open", &open, "namespace"_a, "prompt"_a, py::kw_only(), "problem"_a = py::none(),
-           "generated"_a = py::none(), "seed"_a = py::none())
+           "generated"_a = py::none(), "seed"_a = py::none(), "position_noise"_a = false)
       .def("open_session", &open_session, "namespace"_a, "prompt"_a, py::kw_only(), "problem"_a = py::none(),
-           "generated"_a = py::none(), "seed"_a = py::none())
+           "generated"_a = py::none(), "seed"_a = py::none(), "position_noise"_a = false)
       .def("step", &step, "sessions"_a, "new_tokens"_a, "new_offsets"_a, "max_tokens"_a = 16, "verify_cost"_a = 0.05f,
            py::kw_only(), "positions"_a = py::none(), "most_tokens"_a = py::none(), "verified"_a = py::none(),
            "model_drafted"_a = py::none(), "model_accepted"_a = py::none())

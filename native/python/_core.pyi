@@ -158,6 +158,7 @@ class Engine:
         problem: str | None = None,
         generated: _Tokens | None = None,
         seed: int | None = None,
+        position_noise: bool = False,
     ) -> int:
         """Opens a session.
 
@@ -177,6 +178,8 @@ class Engine:
             problem: explicit id of the problem, not empty. None: the prompt identifies it.
             generated: int32[m], what the session generated before, if it continues a generation.
             seed: seed of coupled sampling, in [-2**63, 2**63 - 1].
+            position_noise: the noise of a token is that of vLLM's model runner V2, a function of the seed, the token
+                and its position.
 
         Returns:
             The id of the session. This engine never uses it for another session.
@@ -194,6 +197,7 @@ class Engine:
         problem: str | None = None,
         generated: _Tokens | None = None,
         seed: int | None = None,
+        position_noise: bool = False,
     ) -> tuple[int, int, bool]:
         """Opens a session as `open` does, with the same errors, and says more about its problem.
 

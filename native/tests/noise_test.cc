@@ -3,6 +3,7 @@
 #include "draft/noise.h"
 
 #include <bit>
+#include <cmath>
 #include <map>
 #include <utility>
 
@@ -54,6 +55,37 @@ TEST_CASE("The noise of known contexts") {
     std::array<float, kMaxCandidates> noise;
     gumbel_noise(k.seed, k.context, k.tokens, noise);
     for (std::size_t i = 0; i < noise.size(); ++i) CHECK_EQ(std::bit_cast<std::uint32_t>(noise[i]), k.bits[i]);
+  }
+}
+
+// tests/support/position_noise.py has the same table, and says where it is from.
+TEST_CASE("The noise of known positions is that of vLLM's kernel") {
+  struct Known {
+    std::int64_t seed;
+    std::uint32_t position;
+    std::array<Token, kMaxCandidates> tokens;
+    std::array<double, kMaxCandidates> noise;
+  };
+  const Known known[] = {
+      {0, 0, {0, 1, 255, 256}, {0.352945, 6.058697, 0.001109, 0.867154}},
+      {1, 5, {3, 511, 512, 1023}, {-1.154724, 0.079496, -0.571010, 0.494154}},
+      {-1, INT32_MAX, {1024, 1280, 151935, 7}, {0.583205, 0.597412, -0.252356, 0.857050}},
+      {(1LL << 62) + 12345, 1000, {767, 768, 2047, 50000}, {0.202814, 2.376513, 1.662062, 0.546896}},
+      {INT64_MIN, 40960, {1, 2, 3, 4}, {1.992754, -0.208652, 0.283350, 2.528480}},
+  };
+  for (const Known& k : known) {
+    CAPTURE(k.seed);
+    std::array<float, kMaxCandidates> noise;
+    position_noise(k.seed, k.position, k.tokens, noise);
+    for (std::size_t i = 0; i < noise.size(); ++i) CHECK_LT(std::abs(noise[i] - k.noise[i]), 2e-6);
+    NoiseAhead ahead;
+    CHECK_FALSE(ahead.known());
+    ahead.start(k.seed, std::int64_t{k.position} - 2);
+    ahead.push(5);
+    ahead.push(6);
+    std::array<float, kMaxCandidates> two_further;
+    ahead.of(k.tokens, two_further);
+    CHECK(noise == two_further);
   }
 }
 

@@ -82,6 +82,7 @@ class OpenSessions:
             problem=opening.problem.name or None,
             generated=opening.generated,
             seed=opening.seed,
+            position_noise=opening.position_noise,
         )
         if opening.prompt.size + opening.generated.size <= LONG_OPEN:
             return open_session()

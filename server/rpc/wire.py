@@ -37,6 +37,7 @@ class Open(NamedTuple):
     prompt: NDArray[np.int32]
     generated: NDArray[np.int32]
     seed: int | None
+    position_noise: bool
     refusal: str
     """Why the session cannot be opened; empty if it can."""
 
@@ -221,7 +222,7 @@ def _open(field: str, request: pb.OpenSession, config: Config) -> Open:
         refusal = f"{field}prompt: {prompt.size} tokens are more than the limit of {config.max_prompt_tokens}"
     elif generated.size > config.max_session_tokens:
         refusal = f"{field}generated: {generated.size} tokens are more than the limit of {config.max_session_tokens}"
-    return Open(request.session, who, prompt, generated, _seed(request), refusal)
+    return Open(request.session, who, prompt, generated, _seed(request), request.position_noise, refusal)
 
 
 def _seed(request: pb.OpenSession | pb.Response) -> int | None:

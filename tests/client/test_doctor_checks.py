@@ -63,17 +63,16 @@ def test_versions_of_vllm(version: str, level: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "coupled", "level", "said"),
+    ("value", "said"),
     [
-        (None, False, "ok", "with the model's own drafter, set VLLM_USE_V2_MODEL_RUNNER=0"),
-        ("0", True, "ok", "model runner V1"),
-        ("1", False, "ok", "model runner V2"),
-        ("1", True, "bad", "VLLM_USE_V2_MODEL_RUNNER is '1', and HISTOSPEC_SAMPLING is 'coupled'"),
+        (None, "with the model's own drafter, set VLLM_USE_V2_MODEL_RUNNER=0"),
+        ("0", "model runner V1"),
+        ("1", "model runner V2"),
     ],
 )
-def test_the_model_runner(value: str | None, coupled: bool, level: str, said: str) -> None:
-    (finding,) = checks.runner(facts(vllm=Vllm("0.32.0", value, coupled=coupled)))
-    assert finding.level == level
+def test_the_model_runner(value: str | None, said: str) -> None:
+    (finding,) = checks.runner(facts(vllm=Vllm("0.32.0", value)))
+    assert finding.level == "ok"
     assert said in finding.text
 
 
@@ -192,7 +191,7 @@ def test_every_fault_comes_with_advice() -> None:
     found = facts(
         shard(inspection=replace(worst, version="9.9"), ahead=9999.0, steps=(1.0,) * 3),
         shard(1, inspection=None, failure=missing),
-        vllm=Vllm("0.1", "1", "other", coupled=True),
+        vllm=Vllm("0.1", "1", "other"),
         adapter="HISTOSPEC_SAMPLING: x",
         others=CONFIG.endpoints[:1],
     )

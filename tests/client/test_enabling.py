@@ -85,16 +85,6 @@ def test_other_settings_win_and_a_line_says_which(
     )
 
 
-def test_the_other_model_runner_wins_over_coupled_sampling(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
-    assert filled_in() == (FILLED_IN, settings.SCHEDULER)
-    monkeypatch.setenv("HISTOSPEC_SAMPLING", "coupled")
-    assert filled_in() == (None, None)
-    assert "VLLM_USE_V2_MODEL_RUNNER is set" in caplog.text
-
-
 def test_the_number_of_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HISTOSPEC_DRAFT_TOKENS", "64")
     assert filled_in() == (FILLED_IN | {"num_speculative_tokens": 64}, settings.SCHEDULER)

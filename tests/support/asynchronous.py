@@ -50,7 +50,9 @@ class Client:
         self.steps: list[Step] = []
         self._last = 0
 
-    def open(self, prompts: Any, problems: Any = None, generated: Any = None, seeds: Any = None) -> list[int]:
+    def open(
+        self, prompts: Any, problems: Any = None, generated: Any = None, seeds: Any = None, position_noise: bool = False
+    ) -> list[int]:
         numbers = []
         for prompt, more in zip(prompts, generated, strict=True):
             self._last += 1

@@ -98,7 +98,9 @@ def test_an_engine_that_drafts_has_those_of_its_workers_and_scheduler(engine: St
     from histospec.client.vllm.patches.replacing import is_replaced
 
     engine(nowhere)
-    others = {"v1": ("drafter", "runner_v2"), "v2": ("drafter", "undrafted", "cpu")}[RUNNER]
+    others = {"v1": ("drafter", "runner_v2", "sampling_v2"), "v2": ("drafter", "undrafted", "cpu", "sampling_v2")}[
+        RUNNER
+    ]
     for patch in PATCHES:
         if patch.installed_by.startswith(("HistoSpecScheduler", "WorkerBase")) and patch.room not in others:
             module, _, path = patch.symbol.partition(":")

@@ -69,7 +69,7 @@ def test_asynchronous_scheduling(configured: Callable[..., Any]) -> None:
     [
         (OWN, "vllm", None),
         ({}, "vllm", "V2, which keeps the drafts of the method 'draft_model' on the device, .*=0; for the server's"),
-        (OWN, "coupled", r"HISTOSPEC_SAMPLING is 'coupled', .* set VLLM_USE_V2_MODEL_RUNNER=0"),
+        (OWN, "coupled", None),
     ],
     ids=["server", "both", "coupled"],
 )
@@ -80,6 +80,15 @@ def test_model_runner_v2(
     monkeypatch.setattr(type(config), "use_v2_model_runner", True)  # which vLLM does not choose without Triton
     monkeypatch.setenv("HISTOSPEC_SAMPLING", sampling)
     with contextlib.nullcontext() if refused is None else pytest.raises(ValueError, match=refused):
+        settings.check(config)
+
+
+def test_coupled_sampling_with_a_watermark(configured: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    config = configured(OWN)
+    monkeypatch.setattr(type(config), "use_v2_model_runner", True)
+    monkeypatch.setenv("HISTOSPEC_SAMPLING", "coupled")
+    config.watermark_config = object()
+    with pytest.raises(ValueError, match=r"watermark_config is set, .*; leave one of them out"):
         settings.check(config)
 
 

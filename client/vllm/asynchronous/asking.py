@@ -73,7 +73,7 @@ class Asking:
 
     def __init__(self, client: "DraftClient", longest: int, vocabulary: int) -> None:
         """Takes the client, the longest draft in tokens, and the size of the vocabulary."""
-        self._sessions = RequestSessions(client, longest)
+        self._sessions = RequestSessions(client, longest, position_noise=True)
         self._longest, self._vocabulary = longest, vocabulary
         self._kept = STEPS_LATE * (longest + 1)  # tokens of a text
         self._texts: dict[str, Text] = {}

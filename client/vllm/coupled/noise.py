@@ -69,11 +69,12 @@ def choose(logits: Tensor, rows: Tensor, seeds: Tensor, pairs: Tensor, times: Te
 
 def weigh(logits: Tensor, rows: Tensor, seeds: Tensor, pairs: Tensor, times: Tensor) -> Weighed:
     """Returns the samples of `choose`, with the most probable tokens of their rows."""
-    found = [_weigh(part, drawn) for part, drawn in _parts(logits, rows, seeds, pairs, times)]
+    found = [weighed(part, drawn) for part, drawn in _parts(logits, rows, seeds, pairs, times)]
     return Weighed(*(torch.cat(each) for each in zip(*found, strict=True)))
 
 
-def _weigh(logits: Tensor, drawn: Tensor) -> Weighed:
+def weighed(logits: Tensor, drawn: Tensor) -> Weighed:
+    """Returns the samples with this noise, float32[n, V], and the most probable tokens of their rows."""
     tokens = (logits + drawn).argmax(dim=-1)
     most = min(MOST + 1, logits.shape[1])
     missing = MOST + 1 - most

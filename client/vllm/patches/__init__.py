@@ -6,8 +6,8 @@ replaces the functions in PATCHES in memory, in the processes that load its plug
 HistoSpec assigns to attributes of vLLM.
 
 With HISTOSPEC_ENABLE=1 the plug-in sets attributes of vLLM's EngineArgs (`enabling.py`). With coupled sampling it sets
-VLLM_USE_V2_MODEL_RUNNER=0, unless the environment sets it, because vLLM's model runner V2 has another sampler. Each of
-vLLM's model runners then has one more attribute, `_histospec_texts`, and each output of a step
+VLLM_USE_V2_MODEL_RUNNER=0, unless the environment sets it, because V2 gives the server no alternatives. Each of
+vLLM's model runners V1 then has one more attribute, `_histospec_texts`, and each output of its steps
 `_histospec_alternatives`. Under asynchronous scheduling, each message to the workers has `_histospec_order`, and each
 output `_histospec_answers`. The scheduler adds a seed to the sampling parameters of requests without one.
 """
@@ -132,6 +132,15 @@ PATCHES = (
         versions="run with 0.32 and 0.33",
         why="V2 returns placeholders, -1, which the scheduler would have verified where no draft arrives",
         until="V2 returns no drafts if its speculator has none",
+        since=FIRST_V2,
+    ),
+    Patch(
+        symbol="vllm.v1.worker.gpu.spec_decode.rejection_sampler:rejection_sample",
+        room="sampling_v2",
+        installed_by="WorkerBase.__init__, with model runner V2 and HISTOSPEC_SAMPLING=coupled",
+        versions="run with 0.32 and 0.33; another signature is refused at the start",
+        why="it accepts a drafted token with a probability; coupled sampling accepts it if it equals the sampled token",
+        until="vLLM verifies drafts by sampling, if the user asks for it",
         since=FIRST_V2,
     ),
     Patch(

@@ -12,12 +12,11 @@ the run.
 import functools
 import importlib
 import logging
-import os
 from typing import Any
 
 from histospec.client.engines import environment
 from histospec.client.vllm import logs, settings
-from histospec.client.vllm.config import AdapterConfig, samples_coupled
+from histospec.client.vllm.config import AdapterConfig
 from histospec.client.vllm.patches.replacing import attach, is_replaced, parameters, replace
 
 logger = logging.getLogger("histospec.vllm")
@@ -105,8 +104,6 @@ def _obstacle(engine_args: Any, model_config: Any, parallel_config: Any) -> str 
         return "async_scheduling is true, where vLLM schedules before the drafts are known"
     if engine_args.logits_processors:
         return "logits_processors are set, which vLLM refuses with speculation of any kind"
-    if os.environ.get("VLLM_USE_V2_MODEL_RUNNER") not in (None, "", "0") and samples_coupled():
-        return "VLLM_USE_V2_MODEL_RUNNER is set, and that model runner has no coupled sampling"
     try:
         settings.check_parallelism(parallel_config)
     except ValueError as error:

@@ -31,7 +31,7 @@ def register() -> None:
         enabling.install()
     if samples_coupled():
         logs.join_vllm()
-        os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")  # V2 has another sampler
+        os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")  # V2 gives the server no alternatives
         from histospec.client.vllm.patches import sampling
 
         sampling.install()
@@ -64,6 +64,10 @@ def preparing(make: Any) -> Any:
                 from histospec.client.vllm.patches import runner_v2
 
                 runner_v2.install()
+                if samples_coupled():
+                    from histospec.client.vllm.patches import sampling_v2
+
+                    sampling_v2.install()
             else:
                 _install_for_v1(vllm_config)
         make(self, vllm_config, *args, **kwargs)

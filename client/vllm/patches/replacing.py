@@ -38,3 +38,13 @@ def is_replaced(owner: Any, name: str) -> bool:
 def parameters(function: Callable[..., Any]) -> list[str]:
     """Returns the names of a function's parameters, in order; without `self` for a bound method."""
     return list(inspect.signature(function).parameters)
+
+
+def require(function: Callable[..., Any], first: list[str]) -> None:
+    """Raises RuntimeError unless the parameters of a function that samples begin with these."""
+    found = parameters(function)
+    if found[: len(first)] != first:
+        raise RuntimeError(
+            f"HISTOSPEC_SAMPLING=coupled does not fit this vLLM: {function.__qualname__} takes {', '.join(found)}; "
+            f"must begin with {', '.join(first)}. Leave it unset to use vLLM's sampling."
+        )

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from histospec.client.vllm.coupled.alternatives import ATTRIBUTE
 from histospec.client.vllm.coupled.places import Texts
 from histospec.client.vllm.coupled.rows import CoupledRows
-from histospec.client.vllm.patches.replacing import attach, is_replaced, parameters, replace
+from histospec.client.vllm.patches.replacing import attach, is_replaced, replace, require
 
 if TYPE_CHECKING:
     torch: Any
@@ -43,22 +43,13 @@ def install() -> None:
     rejection: Any = importlib.import_module("vllm.v1.sample.rejection_sampler")
     if is_replaced(runner, "_sample"):
         return
-    _require(runner._sample, ["self", "logits", "spec_decode_metadata"])
-    _require(rejection.rejection_sample, VERIFYING)
-    _require(runner.sample_tokens, ["self", "grammar_output"])
+    require(runner._sample, ["self", "logits", "spec_decode_metadata"])
+    require(rejection.rejection_sample, VERIFYING)
+    require(runner.sample_tokens, ["self", "grammar_output"])
     replace(runner, "_sample", _remembering(runner._sample))
     replace(rejection, "rejection_sample", _verifying(rejection.rejection_sample))
     replace(runner, "sample_tokens", _giving(runner.sample_tokens))
     logger.info("HistoSpec samples requests with a seed by coupled sampling")
-
-
-def _require(function: Callable[..., Any], first: list[str]) -> None:
-    found = parameters(function)
-    if found[: len(first)] != first:
-        raise RuntimeError(
-            f"HISTOSPEC_SAMPLING=coupled does not fit this vLLM: {function.__qualname__} takes {', '.join(found)}; "
-            f"must begin with {', '.join(first)}. Leave it unset to use vLLM's sampling."
-        )
 
 
 def _remembering(sample: Callable[..., Any]) -> Callable[..., Any]:
@@ -109,7 +100,7 @@ def couple(sampler: Any) -> None:
     """Makes a TopKTopPSampler draw the coupled rows, at most once. Each sampler has a `forward` of its own."""
     if is_replaced(sampler, "forward"):
         return
-    _require(sampler.forward, ["logits", "generators", "k", "p"])
+    require(sampler.forward, ["logits", "generators", "k", "p"])
     filtered: Any = importlib.import_module("vllm.v1.sample.ops.topk_topp_sampler").apply_top_k_top_p
     forward = sampler.forward
 

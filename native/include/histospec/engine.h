@@ -93,10 +93,10 @@ class Engine {
   // consists of the prompt of a known problem and the beginning of one of its responses is a later turn. The session
   // then belongs to the problem with the longest such prompt, and so will its response. The siblings of a session are
   // the other open sessions of its problem. With the `seed` of coupled sampling, the session drafts first from its
-  // twin: the newest response of the problem with the same seed and a prompt of the same length. Throws
-  // std::invalid_argument.
+  // twin: the newest response of the problem with the same seed and a prompt of the same length. `position_noise`: the
+  // seed's noise is that of vLLM's model runner V2. Throws std::invalid_argument.
   Opened open(const std::string& name, Tokens prompt, const std::string& id = {}, Tokens generated = {},
-              std::optional<std::int64_t> seed = {});
+              std::optional<std::int64_t> seed = {}, bool position_noise = false);
 
   // Appends what each session generated, learns from it, and drafts. If `positions` says that a session has some of the
   // tokens already, it appends the rest. Throws UnknownSession or std::invalid_argument and changes nothing. Overwrites

@@ -78,7 +78,7 @@ void foresee(const DraftContext& context, const std::optional<WeighedMatch>& mat
   }
   if (match) weigh_alternatives(*match, prediction, weighed);
   const std::span<const Token> tokens{prediction.tokens.data(), prediction.size};
-  gumbel_noise(context.noise.seed(), context.noise.next(), tokens, noise);
+  context.noise.of(tokens, noise);
   Foresight::describe(tokens.size(), weighed, noise, shares, prediction.contenders);
   foresight.estimate(prediction.features.rows, prediction.contenders);
 }

@@ -81,7 +81,31 @@ void philox(std::array<Words, 4>& c, std::int64_t seed) {
   }
 }
 
+// MurmurHash3 of 16 bytes: the seed, the position and the token (A. Appleby, 2011).
+std::uint32_t murmur(std::int64_t seed, std::uint32_t position, std::uint32_t token) {
+  std::uint32_t h = 0;
+  for (std::uint32_t word :
+       {static_cast<std::uint32_t>(seed), static_cast<std::uint32_t>(seed >> 32), position, token}) {
+    h ^= std::rotl(word * 0xcc9e2d51u, 15) * 0x1b873593u;
+    h = std::rotl(h, 13) * 5 + 0xe6546b64u;
+  }
+  h ^= 16;
+  h = (h ^ h >> 16) * 0x85ebca6bu;
+  h = (h ^ h >> 13) * 0xc2b2ae35u;
+  return h ^ h >> 16;
+}
+
 }  // namespace
+
+void position_noise(std::int64_t seed, std::uint32_t position, std::span<const Token> tokens,
+                    std::span<float, kMaxCandidates> noise) {
+  Words words{};
+  for (std::size_t i = 0; i < std::min<std::size_t>(tokens.size(), kMaxCandidates); ++i) {
+    words[i] = murmur(seed, position, static_cast<std::uint32_t>(tokens[i]));
+  }
+  const Floats all = gumbel(words);
+  std::memcpy(noise.data(), &all, sizeof(all));
+}
 
 void gumbel_noise(std::int64_t seed, const NoiseContext& context, std::span<const Token> tokens,
                   std::span<float, kMaxCandidates> noise) {

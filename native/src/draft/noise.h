@@ -30,6 +30,11 @@ struct NoiseContext {
 void gumbel_noise(std::int64_t seed, const NoiseContext& context, std::span<const Token> tokens,
                   std::span<float, kMaxCandidates> noise);
 
+// The same where vLLM's model runner V2 samples (vllm/v1/worker/gpu/sample/gumbel.py): its noise depends on the position
+// of the newest token, counted from the start of the prompt. The kernel's logarithms differ in the last digits.
+void position_noise(std::int64_t seed, std::uint32_t position, std::span<const Token> tokens,
+                    std::span<float, kMaxCandidates> noise);
+
 // How often each pair of neighbouring tokens occurs in a text: a hash table with linear probing.
 //
 // A slot holds 32 bits of the pair's hash instead of the pair, so that a text takes little of the CPU cache. Pairs with
@@ -118,17 +123,30 @@ class NoiseCounter {
   Token before_ = -1, last_ = -1;
 };
 
-// The contexts along a draft, which begins where the text of a counter ends. The text must not change meanwhile.
+// The noise along a draft. With a counter, the draft begins where its text ends, and the text must not change meanwhile.
 class NoiseAhead {
  public:
+  // For noise of the position. `position`: of the newest token of the text.
+  void start(std::int64_t seed, std::int64_t position) {
+    of_position_ = true;
+    seed_ = seed;
+    position_ = static_cast<std::uint32_t>(position);
+  }
   void start(std::int64_t seed, const NoiseCounter& text) {
     text_ = &text;
     seed_ = seed;
     tokens_.assign({text.before(), text.last()});
   }
   // Whether it was started, so that the noise is known.
-  bool known() const { return text_ != nullptr; }
-  std::int64_t seed() const { return seed_; }
+  bool known() const { return of_position_ || text_ != nullptr; }
+  // Writes the noise of these candidates for the next token.
+  void of(std::span<const Token> tokens, std::span<float, kMaxCandidates> noise) const {
+    if (of_position_) {
+      position_noise(seed_, position_, tokens, noise);
+    } else {
+      gumbel_noise(seed_, next(), tokens, noise);
+    }
+  }
   // The context of the next token.
   NoiseContext next() const {
     const Token before = tokens_.end()[-2], last = tokens_.end()[-1];
@@ -137,13 +155,16 @@ class NoiseAhead {
     return {before, last, times};
   }
   void push(Token token) {
-    if (!known()) return;
+    ++position_;
+    if (text_ == nullptr) return;
     text_->prefetch(tokens_.back(), token);
     tokens_.push_back(token);
   }
 
  private:
   const NoiseCounter* text_ = nullptr;
+  bool of_position_ = false;
+  std::uint32_t position_ = 0;
   std::int64_t seed_ = 0;
   std::vector<Token> tokens_;  // the two newest of the text, and those of the draft
 };

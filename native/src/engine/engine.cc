@@ -112,7 +112,7 @@ void Engine::ingest(const std::string& name, Tokens prompt, std::span<const Resp
 }
 
 Opened Engine::open(const std::string& name, Tokens prompt, const std::string& id, Tokens generated,
-                    std::optional<std::int64_t> seed) {
+                    std::optional<std::int64_t> seed, bool position_noise) {
   ProblemKey key = checked_key(name, prompt, id);
   require_tokens("generated", generated);
   // All that needs no lock comes before it.
@@ -122,6 +122,9 @@ Opened Engine::open(const std::string& name, Tokens prompt, const std::string& i
   for (Token token : tail(prompt)) context.tail.push(token);
   if (seed) {
     session->name_of_twin = {*seed, prompt.size()};
+    session->position_noise = position_noise;
+  }
+  if (seed && !position_noise) {
     session->noise.emplace();
     for (Token token : prompt) session->noise->push(token);
     for (Token token : generated) session->noise->push(token);

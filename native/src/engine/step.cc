@@ -265,7 +265,9 @@ void StepRunner::draft_one(const Stepping& stepping, DraftLimits limits, DraftCo
   if (!twin_alone(context, stepping.twin, namespace_.trust)) context.catch_up(sources);
   ahead = context;
   ahead.newest = namespace_.counters.newest_epoch;
-  if (session.noise) ahead.noise.start(session.name_of_twin->seed, *session.noise);
+  const auto& name = session.name_of_twin;
+  if (session.noise) ahead.noise.start(name->seed, *session.noise);
+  if (session.position_noise) ahead.noise.start(name->seed, static_cast<std::int64_t>(name->start) + context.generated - 1);
   draft(ahead, sources, namespace_.estimator, namespace_.trust, limits, session.draft);
 }
 

@@ -113,7 +113,9 @@ struct Session {
   bool asked = false;                      // whether the worker asked for a draft since the last new tokens
   std::optional<Twins::Key> name_of_twin;  // the key of its twin, and later of its own response
   std::weak_ptr<const Twin> twin;          // weak: eviction may free it at any time
-  // Counts its text, if it has a seed. Without it, because memory ran out, the session drafts as one without a seed.
+  bool position_noise = false;             // whether the noise of its seed is that of vLLM's positions
+  // Counts its text, if it has a seed and other noise. Without it, because memory ran out, the session drafts as one
+  // without a seed.
   std::optional<NoiseCounter> noise;
   DraftContext context;
   Draft draft;             // the last draft, which the worker verifies now
