@@ -333,8 +333,8 @@ class EngineModel {
 
   // In millionths of a step; a cost above 16 counts as 16.
   static std::uint64_t price(std::size_t tokens, float verify_cost) {
-    return static_cast<std::uint64_t>(std::llround(1e6 * static_cast<double>(std::min(verify_cost, 16.0f)) *
-                                                   static_cast<double>(tokens)));
+    return static_cast<std::uint64_t>(
+        std::llround(1e6 * static_cast<double>(std::min(verify_cost, 16.0f)) * static_cast<double>(tokens)));
   }
 
   void check_drafts(const StepResult& result, const std::vector<SessionId>& ids, int max_tokens, float verify_cost,

@@ -30,8 +30,9 @@ struct NoiseContext {
 void gumbel_noise(std::int64_t seed, const NoiseContext& context, std::span<const Token> tokens,
                   std::span<float, kMaxCandidates> noise);
 
-// The same where vLLM's model runner V2 samples (vllm/v1/worker/gpu/sample/gumbel.py): its noise depends on the position
-// of the newest token, counted from the start of the prompt. The kernel's logarithms differ in the last digits.
+// The same where vLLM's model runner V2 samples (vllm/v1/worker/gpu/sample/gumbel.py): its noise depends on the
+// position of the newest token, counted from the start of the prompt. The kernel's logarithms differ in the last
+// digits.
 void position_noise(std::int64_t seed, std::uint32_t position, std::span<const Token> tokens,
                     std::span<float, kMaxCandidates> noise);
 
@@ -123,7 +124,8 @@ class NoiseCounter {
   Token before_ = -1, last_ = -1;
 };
 
-// The noise along a draft. With a counter, the draft begins where its text ends, and the text must not change meanwhile.
+// The noise along a draft. With a counter, the draft begins where its text ends, and the text must not change
+// meanwhile.
 class NoiseAhead {
  public:
   // For noise of the position. `position`: of the newest token of the text.

@@ -28,7 +28,7 @@ void count(NamespaceStats& counters, std::span<const Origin> tokens, std::uint64
 }
 
 // A worker may report any number; these bounds keep the sum from overflowing.
-constexpr float kMostCost = 16;  // steps for a token; nothing is drafted from 1 on
+constexpr float kMostCost = 16;               // steps for a token; nothing is drafted from 1 on
 constexpr std::size_t kMostPriced = 1 << 16;  // tokens of one session in a step
 
 // What verifying tokens costs, in millionths of a step without drafts.
@@ -267,7 +267,8 @@ void StepRunner::draft_one(const Stepping& stepping, DraftLimits limits, DraftCo
   ahead.newest = namespace_.counters.newest_epoch;
   const auto& name = session.name_of_twin;
   if (session.noise) ahead.noise.start(name->seed, *session.noise);
-  if (session.position_noise) ahead.noise.start(name->seed, static_cast<std::int64_t>(name->start) + context.generated - 1);
+  if (session.position_noise)
+    ahead.noise.start(name->seed, static_cast<std::int64_t>(name->start) + context.generated - 1);
   draft(ahead, sources, namespace_.estimator, namespace_.trust, limits, session.draft);
 }
 
