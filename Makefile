@@ -185,7 +185,8 @@ V2_SHORT := any_draft_leaves_the_output_as_it_is a_sampler_that_accepts_any_toke
   the_host_reads_nothing_from_the_device finished_responses_are_the_history
 
 test-v2-short: $(VENV_V2)/.ready
-	$(IN_V2) $(addprefix tests/vllm/test_runner_v2.py::test_,$(V2_SHORT))
+	$(IN_V2) $(addprefix tests/vllm/test_runner_v2.py::test_,$(V2_SHORT)) \
+	  $(addprefix tests/vllm/test_coupled_v2.py::test_,right_drafts_are_accepted_and_wrong_ones_are_not known_answers_of_vllms_kernel)
 
 # In an environment of its own: verl and the newest vLLM need different versions of transformers.
 $(VENV_VERL)/.ready: scripts/install_verl.py scripts/environments.py $(VENV)/.ready

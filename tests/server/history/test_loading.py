@@ -120,7 +120,7 @@ class Callers:
     async def _session(self, namespace: str, number: int) -> None:
         which, session = problem(namespace, number, self._random.randrange(2)), next(self._numbers)
         tokens = np.frombuffer(which.prompt, np.int32)
-        await self._sessions.open(wire.Open(session, which, tokens, np.empty(0, np.int32), None, ""))
+        await self._sessions.open(wire.Open(session, which, tokens, np.empty(0, np.int32), None, False, ""))
         await self._pause()
         text = np.frombuffer(self._texts(), np.int32)
         numbers = self._sessions.numbers([session])

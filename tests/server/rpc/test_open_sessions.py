@@ -26,7 +26,7 @@ async def all_are_closed() -> None:
     sessions = OpenSessions(engine, Mock(tenants=Tenants(Access(None), engine)))
     for number in range(SESSIONS):
         problem = Problem("run", PROMPT.tobytes())
-        await sessions.open(wire.Open(number, problem, PROMPT, NO_TOKENS, None, ""))
+        await sessions.open(wire.Open(number, problem, PROMPT, NO_TOKENS, None, False, ""))
     ending = sessions.forget_all()
     seen = []
     while not ending.done():
@@ -47,7 +47,7 @@ async def keys_are_secret() -> None:
     sessions = OpenSessions(engine, Mock(tenants=Tenants(Access(None), engine)))
     chosen = [0, 1, 2**61 - 1, 2**64 - 1]
     for number in chosen:
-        await sessions.open(wire.Open(number, Problem("run", PROMPT.tobytes()), PROMPT, NO_TOKENS, None, ""))
+        await sessions.open(wire.Open(number, Problem("run", PROMPT.tobytes()), PROMPT, NO_TOKENS, None, False, ""))
     assert not set(chosen) & set(sessions._ids)
     assert not set(chosen) & set(sessions._origins)
     assert all(number in sessions for number in chosen)
