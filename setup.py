@@ -26,6 +26,7 @@ PACKAGES = {
     "histospec.client.transport": "client/transport",
     "histospec.client.verl": "client/verl",
     "histospec.client.vllm": "client/vllm",
+    "histospec.client.vllm.asynchronous": "client/vllm/asynchronous",
     "histospec.client.vllm.choice": "client/vllm/choice",
     "histospec.client.vllm.coupled": "client/vllm/coupled",
     "histospec.client.vllm.patches": "client/vllm/patches",

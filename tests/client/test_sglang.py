@@ -117,7 +117,7 @@ def test_an_sglang_that_lacks_a_function_starts_without_drafts(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     kinds = SimpleNamespace(BEFORE="before", AFTER="after", AROUND="around")
-    for name in ("sglang", "sglang.srt", "sglang.srt.plugins.hook_registry", plugin.SCHEDULER):
+    for name in ("sglang", "sglang.srt", "sglang.srt.plugins.hook_registry", plugin.MODULE):
         module: Any = ModuleType(name)
         module.__path__, module.HookType = [], kinds  # and no HookRegistry
         monkeypatch.setitem(sys.modules, name, module)
