@@ -234,7 +234,12 @@ class _Loop(asyncio.SelectorEventLoop):
         self._interrupt: BaseException | None = None
         self._hook = sys.unraisablehook
         self._bounded = bounded
-        super().__init__(bounded)
+        try:
+            super().__init__(bounded)
+        except OSError:  # a descriptor was left for the selector, and none for the loop's own sockets
+            bounded.close()
+            self._closed = True  # or asyncio would close what it has not made, and print a traceback
+            raise
 
     def turn(self, done: Callable[[], bool], until: float, first: Callable[[], None] | None) -> None:
         """Calls `first`, and runs callbacks until done() is true, or until a time on the monotonic clock.
