@@ -17,11 +17,10 @@ reason.
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from histospec.client.vllm.asynchronous.scheduler import HistoSpecAsyncScheduler
     from histospec.client.vllm.proposer import HistoSpecProposer
     from histospec.client.vllm.scheduler import HistoSpecScheduler
 
-__all__ = ["HistoSpecAsyncScheduler", "HistoSpecProposer", "HistoSpecScheduler"]
+__all__ = ["HistoSpecProposer", "HistoSpecScheduler"]
 
 
 def __getattr__(name: str) -> Any:
@@ -34,8 +33,4 @@ def __getattr__(name: str) -> Any:
         from histospec.client.vllm.scheduler import HistoSpecScheduler
 
         return HistoSpecScheduler
-    if name == "HistoSpecAsyncScheduler":
-        from histospec.client.vllm.asynchronous.scheduler import HistoSpecAsyncScheduler
-
-        return HistoSpecAsyncScheduler
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -13,7 +13,7 @@ logger = logging.getLogger("histospec.vllm")
 
 OURS = "histospec.client.vllm"
 PROPOSER, SCHEDULER = f"{OURS}.HistoSpecProposer", f"{OURS}.HistoSpecScheduler"
-ASYNC_SCHEDULER = f"{OURS}.HistoSpecAsyncScheduler"
+ASYNC_SCHEDULER = f"{OURS}.asynchronous.scheduler.HistoSpecAsyncScheduler"
 
 PROCESSORS = "vllm.logits_processors"
 """Entry points of plug-ins, which vLLM loads only without speculation."""

@@ -160,4 +160,4 @@ def test_a_scrape_has_at_most_so_many_series_and_bytes(accept: str) -> None:
     assert len(set(runs)) == MAX_LABELS + 1
     assert OTHER in runs
     assert len(found) - len(runs) < 100
-    assert len(text) < 10400 * (2 * MAX_NAMESPACE + 100)
+    assert len(text) < 10200 * (2 * MAX_NAMESPACE + 100)
