@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.support import accepting
+from tests.support import accepting, any_drafts
 from tests.support.asynchronous import Client, draft_of, speculator_of
 from tests.support.clients import texts
 from tests.support.engines import MakeClient, Prompts, let_workers_know
@@ -56,11 +56,7 @@ def anyhow(
     chance = random.Random(5)
 
     def draft(text: list[int]) -> Any:
-        right = next((each[len(text) :] for each in whole if each[: len(text)] == text), [])
-        tokens = [*right, *chance.choices(range(32), k=16)][: chance.randint(0, 16)]
-        if tokens and chance.random() < 0.3:
-            tokens[chance.randrange(len(tokens))] = chance.randrange(32)
-        return draft_of(tokens)
+        return draft_of(any_drafts.tokens(chance, any_drafts.rest_of(whole, text)))
 
     def started(**arguments: Any) -> Any:
         from histospec.client.vllm.asynchronous import speculator
@@ -82,15 +78,7 @@ def sessions_left(rollouts: Any) -> int:
     return len(rollouts.client.texts)
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        {},
-        {"max_num_batched_tokens": 32, "max_num_seqs": 5},  # prompts in chunks, places that are cut to the budget
-        {"block_size": 32, "num_gpu_blocks_override": 9, "max_model_len": 96},  # requests are preempted
-    ],
-    ids=["plain", "chunked", "preempted"],
-)
+@any_drafts.SCHEDULES
 def test_any_draft_leaves_the_output_as_it_is(
     anyhow: Callable[..., Any], prompts: Prompts, expected: list[Prompts], arguments: Any
 ) -> None:

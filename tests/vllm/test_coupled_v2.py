@@ -4,7 +4,6 @@ Its kernels run in Triton's interpreter (`make test-v2`).
 """
 
 import contextlib
-import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,7 +12,7 @@ import pytest
 
 from histospec.client import Draft
 from histospec.client.vllm.patches.replacing import is_replaced
-from tests.support import sampling_check
+from tests.support import any_drafts, sampling_check
 from tests.support.engines import StartEngine
 from tests.support.position_noise import KNOWN, position_noise
 
@@ -74,39 +73,20 @@ def truth(start_engine: StartEngine, prompts: list[list[int]]) -> list[Any]:
 @pytest.fixture
 def anyhow(engine: StartEngine, nowhere: str, truth: list[Any]) -> Callable[..., Any]:
     """anyhow(...) -> Rollouts with right, wrong, cut, long and missing drafts at random; arguments are vLLM's."""
-    chance = random.Random(5)
 
-    def draft(request: Any) -> Draft | None:
-        i, done = (request.sampling_params.extra_args or {}).get("i"), request.num_output_tokens
-        right = [] if i is None else list(truth[i].token_ids)[done:]
-        tokens = [*right, *chance.choices(range(32), k=16)][: chance.randint(0, 16)]
-        if tokens and chance.random() < 0.3:
-            tokens[chance.randrange(len(tokens))] = chance.randrange(32)
-        return Draft(np.array(tokens, np.int32), np.ones(len(tokens), np.float32)) if chance.random() < 0.8 else None
+    def right(request: Any) -> list[int]:
+        i = (request.sampling_params.extra_args or {}).get("i")
+        return [] if i is None else list(truth[i].token_ids)[request.num_output_tokens :]
 
     def start(**arguments: Any) -> Any:
         rollouts = engine(nowhere, **{"max_model_len": 256} | arguments)
-        scheduler = rollouts.scheduler
-
-        def collect() -> dict[str, Draft]:
-            found = {request.request_id: draft(request) for request in scheduler.running}
-            return {name: one for name, one in found.items() if one is not None}
-
-        scheduler._sessions.collect = collect
+        any_drafts.make(rollouts.scheduler, right)
         return rollouts
 
     return start
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        {},
-        {"max_num_batched_tokens": 32, "max_num_seqs": 5},  # prompts in chunks, drafts that are cut to the budget
-        {"block_size": 32, "num_gpu_blocks_override": 9, "max_model_len": 96},  # requests are preempted
-    ],
-    ids=["plain", "chunked", "preempted"],
-)
+@any_drafts.SCHEDULES
 def test_drafts_change_no_token(
     anyhow: Callable[..., Any], prompts: list[list[int]], truth: list[Any], arguments: Any
 ) -> None:

@@ -83,15 +83,7 @@ def anyhow(engine: Callable[..., Any], nowhere: str, expected: list[list[list[in
     return start
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        {},
-        {"max_num_batched_tokens": 32, "max_num_seqs": 5},  # prompts in chunks, drafts that are cut to the budget
-        {"block_size": 32, "num_gpu_blocks_override": 9, "max_model_len": 96},  # requests are preempted
-    ],
-    ids=["plain", "chunked", "preempted"],
-)
+@any_drafts.SCHEDULES
 def test_any_draft_leaves_the_output_as_it_is(
     anyhow: Callable[..., Any], prompts: list[list[int]], expected: list[list[list[int]]], arguments: Any
 ) -> None:
