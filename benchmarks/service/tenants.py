@@ -1,6 +1,6 @@
-"""Measures three tenants of a server under `histospec bench` each, alone and beside a fourth that uses all its rights.
+"""Measures three tenants of a server under `histospec bench` each, alone and next to a hostile tenant.
 
-The fourth tenant fills its share of the store, opens sessions up to its share, and names its namespaces like those of
+The hostile tenant fills its share of the store, opens sessions up to its share, and names its namespaces like those of
 others. Prints a Markdown table: the p99 of a step of each tenant alone, with the two others, and with all, by turns.
 """
 

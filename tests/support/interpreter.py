@@ -1,4 +1,4 @@
-"""Lets Triton's interpreter run two kernels of vLLM that it cannot run by itself."""
+"""Repairs Triton's interpreter for two kernels of vLLM on which it fails."""
 
 import functools
 import importlib
