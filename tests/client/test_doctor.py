@@ -126,8 +126,9 @@ def test_it_leaves_nothing_behind(server: Server) -> None:
     metrics = server.metrics()
     assert not [name for name in metrics if "absent" in name]
     assert metrics["histospec_sessions"] == 0
-    assert [line["steps"] for line in server.log if line.get("event") == "draft stream ended"] == [21, 21]
-    assert [line["opened"] for line in server.log if line.get("event") == "draft stream ended"] == [0, 0]
+    ended = server.logged("draft stream ended", 2)
+    assert [line["steps"] for line in ended] == [21, 21]
+    assert [line["opened"] for line in ended] == [0, 0]
 
 
 def test_a_wrong_host_name() -> None:

@@ -220,7 +220,7 @@ def test_a_store_whose_file_is_gone_acknowledges_nothing_and_drafts_on(
     assert "deleted or moved" in health["parts"]["store"]
     assert server.get("/readyz")[0] == 200
     assert "Nothing can be stored" in {hint["title"] for hint in json.loads(server.get("/status")[1])["hints"]}
-    assert any(line.get("event") == "nothing can be stored" for line in server.log)
+    server.logged("nothing can be stored")
     assert server.metrics()["histospec_store_errors_total"] == 2
 
     (server.data_dir / "away").rename(server.data_dir / "histospec.sqlite")

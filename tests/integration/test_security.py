@@ -174,7 +174,7 @@ def test_a_token_is_taken_back_once_the_file_can_be_read(
     fill(broken)
     eventually(lambda: told() == (1, {"tokens": "it is not TOML"}), "a file that cannot be read is not told")
     assert drafted(client)  # the previous contents stay in force
-    assert any("tokens cannot be read" in str(entry["event"]) for entry in guarded.log)
+    guarded.logged("tokens cannot be read")
     hints = json.loads(guarded.get("/status")[1])["hints"]
     assert [hint["level"] for hint in hints if "tokens cannot be read" in hint["title"]] == ["bad"]
     fill(sound)
@@ -363,10 +363,6 @@ def test_a_token_file_that_makes_no_sense_is_refused(
     assert "long-enough" not in str(caught.value)
 
 
-def rejected(server: Server) -> list[dict[str, object]]:
-    return [line for line in server.log if line.get("event") == "rpc refused" and line["level"] == "warning"]
-
-
 def test_a_token_removed_under_load_is_named_in_the_log_and_in_a_hint(
     guarded: Server, visit: Callable[..., DraftClient], files: Path
 ) -> None:
@@ -382,7 +378,9 @@ def test_a_token_removed_under_load_is_named_in_the_log_and_in_a_hint(
 
     eventually(counted)
     refused(visit("no-such-token-0123456789").topology, "UNAUTHENTICATED")
-    reasons = {str(line["reason"]) for line in rejected(guarded)}
+    refusals = guarded.logged("rpc refused", 2)
+    assert {line["level"] for line in refusals} == {"warning"}
+    reasons = {str(line["reason"]) for line in refusals}
     digest = hashlib.sha256(b"no-such-token-0123456789").hexdigest()
     assert reasons == {
         "authorization: token 'revoked' was removed from the server's token file",

@@ -11,6 +11,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -19,7 +20,7 @@ from tests.support import forks
 from tests.support.children import ignored
 from tests.support.network import Host
 from tests.support.ports import free_port
-from tests.support.waiting import SECONDS
+from tests.support.waiting import SECONDS, eventually
 
 MOST_LINES = 50_000  # of a log that are kept; errors always
 
@@ -54,7 +55,7 @@ class Server:
         self.data_dir = data_dir
         self.flags = (*flags, "--insecure") if host else flags
         self.host = host
-        self.log: list[dict[str, object]] = []
+        self.log: list[dict[str, Any]] = []
         # Not port 0 on loopback: a connection might take the port while the server is being restarted.
         self.endpoint, self.http = (f"{host.address}:0" if host else f"127.0.0.1:{free_port()}" for _ in range(2))
         self._env = env or {}
@@ -94,6 +95,15 @@ class Server:
             self._wait(lambda: self.get("/readyz")[0] == 200)
             self.until_loaded()
         return self
+
+    def logged(self, event: str, count: int = 1) -> list[dict[str, Any]]:
+        """Returns the log lines whose event has that text, oldest first, once there are `count` (a thread reads)."""
+
+        def found() -> list[dict[str, Any]]:
+            return [line for line in self.log if event in str(line.get("event"))]
+
+        eventually(lambda: len(found()) >= count, f"{event!r} is not {count} times in the log: {self.log}")
+        return found()
 
     def until_loaded(self) -> None:
         """Waits until nothing more is loaded in the background."""

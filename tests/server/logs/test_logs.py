@@ -1,7 +1,6 @@
 """Log lines that unauthenticated peers can cause."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import grpc
 import pytest
@@ -9,7 +8,6 @@ import pytest
 from histospec.server.logs.lines import Throttle, request_id
 from histospec.v1 import draft_pb2 as pb
 from tests.support.servers import Server
-from tests.support.waiting import eventually
 from tests.support.wires import Wire
 
 
@@ -42,18 +40,12 @@ def test_a_request_without_a_name_gets_one_of_its_own(metadata: Sequence[tuple[s
     assert first != second
 
 
-def lines(server: Server, event: str) -> list[dict[str, Any]]:
-    """Returns lines of the log, once there is one."""
-    eventually(lambda: any(entry["event"] == event for entry in server.log), f"the log says nothing of {event}")
-    return [entry for entry in server.log if entry["event"] == event]
-
-
 def test_every_line_of_a_call_carries_its_request(server: Server, wire: Wire) -> None:
     request = pb.IngestRequest(namespace="run", prompt=wire.i32([1]), responses=[pb.Response(tokens=wire.i32([2, 3]))])
     wire.stub.Ingest(request, metadata=(("x-request-id", "first"),))
     with pytest.raises(grpc.RpcError):
         wire.stub.Ingest(pb.IngestRequest(namespace=""), metadata=(("x-request-id", "second"),))
-    (ingested,), (refused,), (stored,) = (lines(server, event) for event in ("ingested", "rpc refused", "stored"))
+    (ingested,), (refused,), (stored,) = (server.logged(event) for event in ("ingested", "rpc refused", "stored"))
     assert ingested["request_id"] == "first"
     said = {key: ingested[key] for key in ("namespace", "epoch", "responses", "tokens")}
     assert said == {"namespace": "run", "epoch": 0, "responses": 1, "tokens": 2}
@@ -69,7 +61,7 @@ def test_one_line_a_stream_says_what_became_of_it(server: Server, wire: Wire) ->
     step.late = 1
     stream.ask(step=step, closes=[wire.commit(1, 2)])
     stream.end()
-    (line,) = lines(server, "draft stream ended")
+    (line,) = server.logged("draft stream ended")
     expected = {
         "outcome": "ok",
         "namespaces": 2,

@@ -4,7 +4,6 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import grpc
 import numpy as np
@@ -20,7 +19,6 @@ from histospec.specrl import rollout_cache_pb2 as specrl_pb2
 from histospec.v1 import draft_pb2 as pb
 from tests.support.servers import Server, Starter, secret, with_tokens
 from tests.support.specrl_updater import Updater, hash_of
-from tests.support.waiting import eventually
 from tests.support.wires import Connector, Wire
 
 SERVICE = "specrl.RolloutCacheService"
@@ -44,12 +42,6 @@ def epochs(wire: Wire, prompt: Sequence[int] = PROMPT) -> list[int]:
     """Returns the stored responses, oldest first."""
     answer = wire.stub.History(pb.HistoryRequest(namespace="specrl", prompt=wire.i32(prompt)))
     return [response.epoch for response in answer.responses]
-
-
-def logged(server: Server, event: str, count: int) -> list[dict[str, Any]]:
-    """Returns the log lines of an event once there are that many: a thread of the test reads them."""
-    eventually(lambda: len([line for line in server.log if line.get("event") == event]) >= count)
-    return [line for line in server.log if line.get("event") == event]
 
 
 def pause() -> None:
@@ -79,7 +71,7 @@ def test_what_it_sends_is_drafted_from(server: Server, updater: Updater) -> None
     assert metrics["histospec_ingested_responses_total"] == 3
     assert metrics["histospec_ingested_tokens_total"] == len(RESPONSE) + 5 + 2
     assert metrics['histospec_rpc_seconds_count{method="UpdateCache"}'] == 2
-    lines = logged(server, "ingested", 2)
+    lines = server.logged("ingested", 2)
     assert sorted((line["namespace"], line["responses"]) for line in lines) == [("specrl", 1), ("specrl", 2)]
 
 
@@ -115,7 +107,7 @@ def test_an_empty_response_costs_no_other(server: Server, wire: Wire, updater: U
     assert updater.burst([(PROMPT, [RESPONSE, [], RESPONSE[:5], []]), ([7], [[]])]) == []
     assert wire.history(PROMPT, "specrl") == [RESPONSE, RESPONSE[:5]]
     assert wire.history([7], "specrl") == []
-    lines = logged(server, "empty responses left out", 2)
+    lines = server.logged("empty responses left out", 2)
     assert sorted((line["level"], line["empty"], line["others"]) for line in lines) == [
         ("warning", 1, 0),
         ("warning", 2, 2),
