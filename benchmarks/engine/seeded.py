@@ -1,5 +1,8 @@
 """Compares steps of sessions with and without seeds: `python -m benchmarks.engine.seeded [--quick] [--noise position]`.
 
+`--noise position --texts demo --epochs 12 --seed 1 2 3 4 5` tells what drafts save that foresee the noise of vLLM's
+model runner V2.
+
 With a seed, the engine computes the noise of the candidates. The texts are sampled with coupled sampling and a fresh
 seed each (scripts/foresight_rollouts.py). Three engines take turns step by step on the same texts: in two the sessions
 have their seeds, and one of these also gets the alternatives of finished responses. Time is CPU time of the process;
@@ -11,6 +14,7 @@ each figure is a median over steps.
 """
 
 import argparse
+import itertools
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -128,34 +132,40 @@ def replay(epochs: Iterable[rollouts.Epoch], sides: list[Side], same: bool) -> N
 
 
 def main() -> None:
-    """Prints a line for each kind of text and way to step."""
+    """Prints figures for each kind of text, seed and way to step."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="two epochs; the figures mean nothing")
-    parser.add_argument("--seed", type=int, default=2, help="seed of the texts (default: %(default)s)")
+    parser.add_argument("--seed", type=int, nargs="+", default=[2], help="seeds of the texts, a run each (default: 2)")
+    parser.add_argument("--texts", nargs="+", choices=KINDS, default=list(KINDS), help="kinds of text (default: all)")
     parser.add_argument("--epochs", type=int, default=6)
     parser.add_argument("--noise", choices=NOISE, default="place", help="what the noise depends on")
     arguments = parser.parse_args()
-    of_position = arguments.noise == "position"
-    for kind, make in KINDS.items():
-        epochs = list(make(arguments.seed, 2 if arguments.quick else arguments.epochs, kind=NOISE[arguments.noise]))
+    epochs = 2 if arguments.quick else arguments.epochs
+    for kind, seed in itertools.product(arguments.texts, arguments.seed):
+        texts = list(KINDS[kind](seed, epochs, kind=NOISE[arguments.noise]))
         for same in (True, False):
-            sides = [
-                Side("without seeds", False, False, of_position),
-                Side("with seeds", True, False, of_position),
-                Side("with seeds and alternatives", True, True, of_position),
-            ]
-            replay(epochs, sides, same)
-            print(f"{kind}, {'same length' if same else 'as it is'}")
-            first = statistics.median(sides[0].micros)
-            for side in sides:
-                median = statistics.median(side.micros)
-                print(
-                    f"  {side.name + ':':28} {median:.2f} us a session step ({median / first:.2f}x), "
-                    f"{side.drafted / side.sessions:.2f} drafted tokens, {side.sessions} steps, "
-                    f"{side.later} of them ({sides[0].later / side.later:.2f}x fewer) behind the first epoch, "
-                    f"CPU time {side.seconds / sides[0].seconds:.2f}x",
-                    flush=True,
-                )
+            print(f"{kind}, seed {seed}, {'same length' if same else 'as it is'}")
+            compare(texts, same, arguments.noise == "position")
+
+
+def compare(epochs: list[rollouts.Epoch], same: bool, position_noise: bool) -> None:
+    """Replays the epochs, and prints a line for each way to open sessions."""
+    sides = [
+        Side("without seeds", False, False, position_noise),
+        Side("with seeds", True, False, position_noise),
+        Side("with seeds and alternatives", True, True, position_noise),
+    ]
+    replay(epochs, sides, same)
+    first = statistics.median(sides[0].micros)
+    for side in sides:
+        median = statistics.median(side.micros)
+        print(
+            f"  {side.name + ':':28} {median:.2f} us a session step ({median / first:.2f}x), "
+            f"{side.drafted / side.sessions:.2f} drafted tokens, {side.sessions} steps, "
+            f"{side.later} of them ({sides[0].later / side.later:.2f}x fewer) behind the first epoch, "
+            f"CPU time {side.seconds / sides[0].seconds:.2f}x",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":
