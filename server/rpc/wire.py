@@ -153,8 +153,7 @@ def token_array(field: str, data: bytes) -> NDArray[np.int32]:
     """Returns int32 tokens. Raises InvalidRequest if one is negative."""
     tokens: NDArray[np.int32] = array(field, data, INT32)  # type: ignore[assignment]
     if tokens.size and np.minimum.reduce(tokens) < 0:  # without the Python around `min`
-        at = int(tokens.argmin())
-        raise InvalidRequest(f"{field}: token {tokens[at]} at position {at} is negative")
+        raise InvalidRequest(f"{field}: token {tokens.min()} at position {tokens.argmin()} is negative")
     return tokens
 
 
@@ -271,8 +270,7 @@ def _counts(field: str, data: bytes, sessions: int) -> NDArray[np.int32]:
 def _close(field: str, request: pb.CloseSession) -> Close:
     _check_reward(f"{field}reward", request.reward)
     if request.commit:
-        _check_per_token(f"{field}logprobs", request.logprobs, FLOAT32, request.generated)
-        _check_alternatives(f"{field}alternatives", request.alternatives, request.generated)
+        _check_weights(field, request, request.generated)
     return Close(
         request.session,
         request.commit,
@@ -337,18 +335,18 @@ def _record(field: str, response: pb.Response, epoch: int, config: Config) -> Re
         raise InvalidRequest(f"{field}tokens: must not be empty")
     if tokens.size > config.max_session_tokens:
         raise LimitExceeded(f"{field}tokens: {tokens.size} are more than the limit of {config.max_session_tokens}")
-    _check_per_token(f"{field}logprobs", response.logprobs, FLOAT32, tokens.size)
-    _check_per_token(f"{field}generated", response.generated, np.dtype(np.uint8), tokens.size)
-    if response.generated and np.frombuffer(response.generated, np.uint8).max() > 1:
+    if _per_token(f"{field}generated", response.generated, np.dtype(np.uint8), tokens.size).max(initial=0) > 1:
         raise InvalidRequest(f"{field}generated: each value must be 0 or 1")
     _check_reward(f"{field}reward", response.reward)
-    _check_alternatives(f"{field}alternatives", response.alternatives, tokens.size)
+    _check_weights(field, response, tokens.size)
     return from_message(response)._replace(epoch=epoch)
 
 
-def _check_alternatives(field: str, packed: bytes, tokens: int) -> None:
-    if fault := alternatives.fault(packed, tokens):
-        raise InvalidRequest(f"{field}: {fault}")
+def _check_weights(field: str, message: pb.Response | pb.CloseSession, tokens: int) -> None:
+    if (wrong := np.isnan(_per_token(f"{field}logprobs", message.logprobs, FLOAT32, tokens))).any():
+        raise InvalidRequest(f"{field}logprobs: value {wrong.argmax()} is not a number")
+    if fault := alternatives.fault(message.alternatives, tokens):
+        raise InvalidRequest(f"{field}alternatives: {fault}")
 
 
 def _check_prompt(field: str, prompt: NDArray[np.int32], config: Config) -> None:
@@ -375,9 +373,11 @@ def _check_reward(field: str, reward: float) -> None:
         raise InvalidRequest(f"{field}: {reward} is not a finite number")
 
 
-def _check_per_token(field: str, data: bytes, dtype: np.dtype[np.generic], tokens: int) -> None:
-    if data and array(field, data, dtype).size != tokens:
-        raise InvalidRequest(f"{field}: {len(data) // dtype.itemsize} values for {tokens} tokens")
+def _per_token(field: str, data: bytes, dtype: np.dtype[Any], tokens: int) -> NDArray[Any]:
+    values = array(field, data, dtype)
+    if data and values.size != tokens:
+        raise InvalidRequest(f"{field}: {values.size} values for {tokens} tokens")
+    return values
 
 
 def expected(request: pb.PredictLengthsRequest, config: Config) -> list[tuple[Problem, NDArray[np.int32], int]]:

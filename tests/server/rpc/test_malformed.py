@@ -16,6 +16,7 @@ from histospec.v1 import draft_pb2 as pb
 from tests.support.servers import Server
 from tests.support.wires import Connector
 
+NAN = np.float32("nan").tobytes()
 INVALID = grpc.StatusCode.INVALID_ARGUMENT
 TOO_MUCH = grpc.StatusCode.RESOURCE_EXHAUSTED
 
@@ -142,6 +143,7 @@ MESSAGES = {
     "reward not a number": (closing(reward=float("nan")), INVALID, "closes[0].reward: nan"),
     "logprobs not whole": (closing(logprobs=b"12345"), INVALID, "closes[0].logprobs: 5 bytes"),
     "too many logprobs": (closing(logprobs=b"\0" * 8), INVALID, "closes[0].logprobs: 2 values for 1 tokens"),
+    "logprobs of no number": (closing(logprobs=NAN), INVALID, "closes[0].logprobs: value 0 is not a number"),
     "alternatives too short": (closing(alternatives=b"\1"), INVALID, "closes[0].alternatives: 1 bytes, but its counts"),
     "alternatives too long": (closing(alternatives=b"\0" * 9), INVALID, "closes[0].alternatives: 9 bytes, but its"),
     "alternatives of no token": (
@@ -228,6 +230,11 @@ UNARY = {
     "empty response": (ingest(responses=[RESPONSE, {}]), INVALID, "responses[1].tokens: must not be empty"),
     "negative token": (ingest(responses=[{"tokens": i32(7, -7)}]), INVALID, "responses[0].tokens: token -7"),
     "logprobs": (ingest(responses=[RESPONSE | {"logprobs": b"\0" * 4}]), INVALID, "responses[0].logprobs: 1 values"),
+    "logprobs of no number": (
+        ingest(responses=[RESPONSE | {"logprobs": bytes(4) + NAN}]),
+        INVALID,
+        "responses[0].logprobs: value 1 is not a number",
+    ),
     "mask": (ingest(responses=[RESPONSE | {"generated": b"\1"}]), INVALID, "responses[0].generated: 1 values for 2"),
     "mask value": (ingest(responses=[RESPONSE | {"generated": b"\1\2"}]), INVALID, "each value must be 0 or 1"),
     "reward": (ingest(responses=[RESPONSE | {"reward": float("inf")}]), INVALID, "responses[0].reward: inf"),
