@@ -161,6 +161,7 @@ NEEDS = (
     Need("vllm.config.model:ModelConfig",
          has=("get_vocab_size", "has_inner_state", "max_model_len", "skip_tokenizer_init", "logprobs_mode",
               "try_get_generation_config", "runner_type")),
+    Need("vllm.config.model:ModelConfig.use_fp64_gumbel", without=NO_SETTING),
     # HISTOSPEC_ENABLE=1: settings that it fills in, and settings of the user that it looks at.
     Need(f"{ENGINE_ARGS}.create_speculative_config",
          begins=("self", "target_model_config", "target_parallel_config"), body=True, without=_NOT_ENABLED),

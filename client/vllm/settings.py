@@ -66,16 +66,27 @@ def check(vllm_config: Any) -> None:
     check_drafts(vllm_config)
     if runs_v2(vllm_config):
         check_v2(vllm_config.speculative_config)
-        if samples_coupled() and getattr(vllm_config, "watermark_config", None) is not None:
-            raise ValueError(
-                "HistoSpec: HISTOSPEC_SAMPLING is 'coupled', but watermark_config is set, and a watermark has noise of "
-                "its own; leave one of them out"
-            )
+        if samples_coupled():
+            check_noise(vllm_config)
     if vllm_config.scheduler_config.async_scheduling:
         check_asynchronous(vllm_config)
     plugins = os.environ.get("VLLM_PLUGINS")
     if plugins is not None and PLUGIN not in plugins.split(","):
         raise ValueError(f"HistoSpec: VLLM_PLUGINS is {plugins!r}, without {PLUGIN!r}, which prepares workers; add it")
+
+
+def check_noise(vllm_config: Any) -> None:
+    """Checks that model runner V2 samples with the noise that the server foresees.
+
+    Raises:
+        ValueError: a setting gives it another one.
+    """
+    for config, name in (vllm_config, "watermark_config"), (vllm_config.model_config, "use_fp64_gumbel"):
+        if getattr(config, name, None):
+            raise ValueError(
+                f"HistoSpec: HISTOSPEC_SAMPLING is 'coupled', but {name} is set, and it samples with other noise than "
+                "the server foresees; leave one of them out"
+            )
 
 
 def check_scheduler(vllm_config: Any) -> None:

@@ -5,10 +5,12 @@ in the state after a start: with a new scheduler, which reads the adapter's envi
 caches, no requests, and counters at zero.
 """
 
+import contextlib
 import functools
 import json
+import logging
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from histospec.client import DraftClient
@@ -20,6 +22,26 @@ MakeClient = Callable[[str], DraftClient]
 Prompts = list[list[int]]
 
 FIRST_VERSION = "default"  # vLLM's name of weights without a name
+
+
+@contextlib.contextmanager
+def listening(level: str = "WARNING") -> Iterator[list[str]]:
+    """Yields what HistoSpec says meanwhile. An engine that ran before may have joined its lines with those of vLLM."""
+    lines: list[str] = []
+
+    class Listener(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            lines.append(record.getMessage())
+
+    logger = logging.getLogger("histospec")
+    before = logger.handlers, logger.level
+    logger.handlers = [Listener()]
+    logger.setLevel(level)
+    try:
+        yield lines
+    finally:
+        logger.handlers = before[0]
+        logger.setLevel(before[1])
 
 
 class Engines:

@@ -57,8 +57,9 @@ def test_settings(configured: Callable[..., Any], speculative: Any, arguments: A
     assert "\n" not in str(raised.value)
 
 
-def test_asynchronous_scheduling(configured: Callable[..., Any]) -> None:
+def test_asynchronous_scheduling(configured: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     config = configured({})
+    monkeypatch.setattr(type(config), "use_v2_model_runner", False, raising=False)  # which `make test-v2` chooses
     config.scheduler_config.async_scheduling = True  # which vLLM itself turns off on a CPU
     with pytest.raises(ValueError, match=r"async_scheduling is on, .* set it to false \(--no-async-scheduling\)"):
         settings.check(config)
@@ -83,12 +84,17 @@ def test_model_runner_v2(
         settings.check(config)
 
 
-def test_coupled_sampling_with_a_watermark(configured: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("setting", ["watermark_config", "model_config.use_fp64_gumbel"])
+def test_coupled_sampling_with_other_noise(
+    configured: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, setting: str
+) -> None:
     config = configured(OWN)
     monkeypatch.setattr(type(config), "use_v2_model_runner", True)
     monkeypatch.setenv("HISTOSPEC_SAMPLING", "coupled")
-    config.watermark_config = object()
-    with pytest.raises(ValueError, match=r"watermark_config is set, .*; leave one of them out"):
+    settings.check(config)
+    *owner, name = setting.split(".")
+    setattr(getattr(config, *owner) if owner else config, name, True)
+    with pytest.raises(ValueError, match=rf"{name} is set, .*; leave one of them out"):
         settings.check(config)
 
 

@@ -29,7 +29,9 @@ def mixture(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Directory of a mixture of experts with random weights."""
     import torch
     from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+    from vllm.distributed.parallel_state import destroy_model_parallel
 
+    destroy_model_parallel()  # the groups of models before, which had no experts
     torch.manual_seed(0)
     config = Qwen3MoeConfig(
         vocab_size=VOCABULARY, hidden_size=64, intermediate_size=128, moe_intermediate_size=64,

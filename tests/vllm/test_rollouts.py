@@ -1,10 +1,8 @@
 """SPEC-RL with real vLLM and a real server: reused and generated tokens, and the history afterwards."""
 
-import contextlib
-import logging
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +11,7 @@ import pytest
 
 from histospec.client import Response
 from histospec.client.rollouts import SpeculativeRollout, accept_prefix, sampling
-from tests.support.engines import MakeClient, Prompts, StartEngine
+from tests.support.engines import MakeClient, Prompts, StartEngine, listening
 from tests.support.servers import Server
 
 pytestmark = pytest.mark.vllm
@@ -257,23 +255,6 @@ def test_options_that_leave_no_prompt_are_ignored(
     written = rollouts.generate(prompts, extra_args={"histospec": {"generated": 99, "commit": "perhaps"}})
     client = make_client(shared_server.endpoint)
     assert [tokens for p in prompts for tokens in texts(client.history(p))] == [group[0] for group in written]
-
-
-@contextlib.contextmanager
-def listening() -> Iterator[list[str]]:
-    """What the client says meanwhile. Beside vLLM its lines may go to vLLM's handlers alone, where caplog is not."""
-    lines: list[str] = []
-
-    class Listener(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            lines.append(record.getMessage())
-
-    logger, listener = logging.getLogger("histospec"), Listener()
-    logger.addHandler(listener)
-    try:
-        yield lines
-    finally:
-        logger.removeHandler(listener)
 
 
 @pytest.mark.newest

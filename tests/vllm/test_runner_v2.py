@@ -15,6 +15,7 @@ import pytest
 
 from histospec.client import DraftClient
 from tests.support import accepting, any_drafts, host_reads
+from tests.support.engines import listening
 from tests.support.servers import Server
 
 pytestmark = [pytest.mark.vllm, pytest.mark.v2]
@@ -54,17 +55,17 @@ def runner_of(rollouts: Any) -> Any:
 
 def test_greedy_output_is_that_of_v1_and_of_no_speculation(
     engine: Callable[..., Any], shared_server: Server, tiny_model: str, prompts: list[list[int]],
-    expected: list[list[list[int]]], caplog: pytest.LogCaptureFixture,
+    expected: list[list[list[int]]],
 ) -> None:  # fmt: skip
     done = alone("0", [tiny_model, prompts, {}])
     assert done.returncode == 0, done.stderr[-4000:]
     assert json.loads(done.stdout.splitlines()[-1]) == ["vllm.v1.worker.cpu_model_runner", expected]
 
-    caplog.set_level("INFO", "histospec")
-    rollouts = engine(shared_server.endpoint)
+    with listening("INFO") as lines:
+        rollouts = engine(shared_server.endpoint)
+    assert any(line.endswith("model runner V2") for line in lines)
     assert type(runner_of(rollouts)).__module__ == "vllm.v1.worker.cpu.model_runner"
     assert not rollouts.llm.llm_engine.vllm_config.scheduler_config.async_scheduling
-    assert any(record.getMessage().endswith("model runner V2") for record in caplog.records)
     assert rollouts.generate(prompts) == expected  # first visit: wrong drafts and none
     assert rollouts.generate(prompts) == expected  # second: right ones
     assert rollouts.counter("spec_decode_num_accepted_tokens") > 200
