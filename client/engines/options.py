@@ -38,6 +38,20 @@ T = TypeVar("T")
 _warned: set[str] = set()
 
 
+class Bounds(NamedTuple):
+    """The fewest and the most tokens of a response, as its request and the length of the model say."""
+
+    fewest: int
+    most: int
+
+    def room(self, length: int) -> int:
+        """Returns how many drafted tokens a response of so many can use in a step, which yields one more token."""
+        room = self.most - length - 1
+        if self.fewest > length:  # vLLM would also forbid a stop token after the draft
+            room = min(room, self.fewest - length - 1)
+        return max(0, room)
+
+
 class RequestOptions(NamedTuple):
     """The options of a request; None for options that it does not set."""
 

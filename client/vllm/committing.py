@@ -10,7 +10,7 @@ from typing import Any
 
 from histospec.client import DraftClient
 from histospec.client.engines.harmless import Harmless
-from histospec.client.engines.options import ONE_TOKEN, RequestOptions, read_options
+from histospec.client.engines.options import ONE_TOKEN, Bounds, RequestOptions, read_options
 from histospec.client.engines.reporting import MinuteReport
 from histospec.client.engines.sessions import RequestSessions
 from histospec.client.engines.versions import WeightVersions
@@ -160,11 +160,13 @@ class CommittingScheduler(Scheduler):
 
         `coming`: how many tokens at least the steps in flight yield.
         """
-        room = min(request.max_tokens - request.num_output_tokens, self.max_model_len - request.num_tokens) - 1 - coming
-        early = 0 if request.sampling_params is None else request.sampling_params.min_tokens
-        if early > request.num_output_tokens:  # vLLM would also forbid a stop token after the draft
-            room = min(room, early - request.num_output_tokens - 1)
-        return max(0, min(room, self._sessions.max_tokens))
+        return min(self._bounds(request).room(request.num_output_tokens + coming), self._sessions.max_tokens)
+
+    def _bounds(self, request: Request) -> Bounds:
+        """Returns the lengths between which the response of a request may end."""
+        fewest = 0 if request.sampling_params is None else request.sampling_params.min_tokens
+        prompt = request.num_tokens - request.num_output_tokens
+        return Bounds(fewest, min(request.max_tokens, self.max_model_len - prompt))
 
     def _forget(self) -> None:
         self._sessions.forget()

@@ -58,6 +58,7 @@ if TYPE_CHECKING:
         total_num_scheduled_tokens: int
         scheduled_spec_decode_tokens: dict[str, list[int]]
         num_spec_tokens_to_schedule: int
+        num_invalid_spec_tokens: dict[str, int] | None
 
     class ModelRunnerOutput(Protocol):
         """The sampled tokens of one forward pass; row i belongs to req_ids[i]."""
@@ -87,6 +88,7 @@ if TYPE_CHECKING:
         requests: dict[str, Request]
         running: list[Request]
         max_model_len: int
+        max_num_scheduled_tokens: int
 
         def __init__(self, vllm_config: Any, *args: Any, **kwargs: Any) -> None: ...
         def add_request(self, request: Request) -> None: ...

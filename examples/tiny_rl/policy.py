@@ -82,15 +82,17 @@ def logprobs(model: LlamaForCausalLM, tokens: Tensor) -> Tensor:
 
 
 @torch.no_grad()  # type: ignore[untyped-decorator]
-def respond(model: LlamaForCausalLM, prompts: Sequence[list[int]]) -> list[list[int]]:
-    """Returns one response per prompt, sampled at temperature 1: token ids, with the end token if it was sampled."""
+def respond(model: LlamaForCausalLM, prompts: Sequence[list[int]], sample: bool = True) -> list[list[int]]:
+    """Returns one response per prompt: token ids, with the end token if there is one.
+
+    `sample`: at temperature 1; otherwise at temperature 0.
+    """
     responses: list[list[int]] = [[] for _ in prompts]
     for length in sorted(set(map(len, prompts))):  # generate() needs prompts of one length
         same = [i for i, prompt in enumerate(prompts) if len(prompt) == length]
         tokens = torch.tensor([prompts[i] for i in same], device=model.device)
-        output = model.generate(
-            tokens, attention_mask=torch.ones_like(tokens), do_sample=True, top_k=0, max_new_tokens=LONGEST
-        )
+        how = {"do_sample": True, "top_k": 0} if sample else {"do_sample": False}
+        output = model.generate(tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=LONGEST, **how)
         assert isinstance(output, Tensor)  # only with return_dict_in_generate is it an object
         for i, row in zip(same, output[:, length:].tolist(), strict=True):
             responses[i] = row[: row.index(END_ID) + 1] if END_ID in row else row

@@ -1,18 +1,16 @@
-"""Asks, late answers and places under asynchronous scheduling, without vLLM, against naive references."""
+"""Asks, late answers and lengths of drafts under asynchronous scheduling, without vLLM, against naive references."""
 
 import random
 from collections.abc import Iterable
 from typing import cast
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from histospec.client import Draft, DraftClient
-from histospec.client.engines.options import RequestOptions
+from histospec.client.engines.options import Bounds, RequestOptions
 from histospec.client.vllm.asynchronous.asking import Asking, Begun
-from histospec.client.vllm.asynchronous.places import CLASSES, ENOUGH, NEW, DraftPlaces
 from histospec.client.vllm.asynchronous.texts import Text, rest
 from tests.support.asynchronous import Client, draft_of
 
@@ -28,6 +26,7 @@ class Schedule:
         self.client = Client(self.draft, lambda: self.chance.choice((0, 0, 1, 2, None)))
         self.asking = Asking(cast(DraftClient, self.client), LONGEST, 100)
         self.texts: dict[str, list[int]] = {}  # of the running requests, as the device has them
+        self.bounds: dict[str, Bounds] = {}
         self.paused: dict[str, list[int]] = {}  # of the preempted ones, as the scheduler has them
         self.outcome: tuple[list[str], list[list[int]]] | None = None  # of the step before
         self.number = 0
@@ -54,13 +53,14 @@ class Schedule:
             self.number += 1
             resumed.append(f"r{self.number}")
             self.texts[resumed[-1]] = list(PROMPT)
+            self.bounds[resumed[-1]] = Bounds(chance.choice((0, 0, 8)), chance.choice((6, 20, 100)))
         for each in resumed:
             text = self.texts[each]
-            begun.append(Begun(each, text, len(text) - len(PROMPT), RequestOptions()))
+            begun.append(Begun(each, text, len(text) - len(PROMPT), RequestOptions(), self.bounds[each]))
         some = [each for each in self.texts if each not in resumed and chance.random() < 0.6]
         places = {each: chance.randint(1, LONGEST) for each in some}
         cost = None if chance.random() < 0.1 else 0.05
-        drafts, _ = self.asking.step(0, ended, begun, places, cost, looks=chance.random() < 0.3)
+        drafts, _ = self.asking.step(0, ended, begun, places, cost)
         assert {each: draft.tokens.tolist() for each, draft in drafts.items()} == self.expected(places)
         requests = [each for each in self.texts if chance.random() < 0.8]
         sampled = [chance.choices((3, 4), k=chance.randint(0, LONGEST + 1)) for _ in requests]
@@ -81,9 +81,21 @@ class Schedule:
                     mine = step.sessions[row] == self.session(each) and row in step.rows
                     if mine and (newest is None or len(read) >= len(newest[0])):
                         newest = read, [*read, *step.found[row].tokens.tolist()]
-            if newest is not None and newest[1][: len(text)] == text and len(newest[1]) > len(text):
+            number = min(number, usable(self.bounds[each], len(text) - len(PROMPT)))
+            if number and newest is not None and newest[1][: len(text)] == text and len(newest[1]) > len(text):
                 found[each] = newest[1][len(text) :][:number]
         return found
+
+
+def usable(bounds: Bounds, length: int) -> int:
+    """The longest draft after which the step's own token is still within the most, and none is in doubt: of the tokens
+    that a step adds, all come before the fewest, or the first one comes after it."""
+    certain = [
+        drafted
+        for drafted in range(LONGEST + 1)
+        if length + drafted + 1 <= bounds.most and (length >= bounds.fewest or length + drafted + 1 <= bounds.fewest)
+    ]
+    return max(certain, default=0)
 
 
 @settings(max_examples=1_000, deadline=None)
@@ -130,57 +142,10 @@ def test_a_draft_loses_what_was_sampled_since(since: list[int] | None, left: lis
 
 
 def test_a_text_knows_its_last_tokens_only() -> None:
-    text = Text("r", 10)
+    text = Text("r", 10, Bounds(0, 100))
     text.grow([1, 2, 3], kept=2)
     assert text.since(10) == [1, 2, 3]
     assert text.since(9) is None  # before it began
     assert text.since(14) is None  # a text that it never had
     text.grow([4, 5], kept=2)
     assert (text.length, text.since(13), text.since(12)) == (15, [4, 5], None)
-
-
-def taught(places: DraftPlaces, kind: int, lengths: list[int], prob: float = 1.0, end: int = 1) -> None:
-    requests = [f"r{i}" for i in range(len(lengths))]
-    probs = np.full(sum(lengths), prob, np.float32)
-    places.learn([kind] * len(lengths), requests, [end] * len(lengths), lengths, probs)
-
-
-def test_a_class_gets_the_places_that_pay() -> None:
-    """Half of the drafts have 8 certain tokens: a place is worth half a token. One in ten: a tenth."""
-    places = DraftPlaces(8)
-    assert places.numbers(0.01)[NEW] == 0
-    taught(places, NEW, [8, 0] * 8)
-    assert places.known([NEW]) == (ENOUGH <= 16)
-    assert (places.numbers(0.4)[NEW], places.numbers(0.6)[NEW]) == (8, 0)
-    likely = DraftPlaces(8)
-    taught(likely, NEW, [8] * 16, prob=0.5)
-    assert likely.numbers(0.2)[NEW] == 2  # of 0.5, 0.25, 0.125, ...
-
-
-def test_requests_are_sorted_by_what_is_known_of_them() -> None:
-    places = DraftPlaces(16)
-    taught(places, NEW, [16, 0, 5], end=10)
-    whole, none, short = (places.class_of(f"r{i}", 10) for i in range(3))
-    accepted, rejected = places.class_of("r0", 27), places.class_of("r0", 15)
-    assert len({NEW, whole, none, short, accepted, rejected}) == 6
-    assert all(0 <= each < CLASSES for each in (whole, none, short, accepted, rejected))
-    assert places.class_of("never seen", 3) == NEW
-    before = none
-    for _ in range(8):
-        taught(places, NEW, [16, 0, 5], end=10)
-    assert places.class_of("r1", 10) > before  # many empty drafts in a row
-    places.keep_only(["r1"])
-    assert places.class_of("r0", 10) == NEW
-
-
-@settings(max_examples=300, deadline=None)
-@given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 40), st.floats(0, 1)), min_size=1, max_size=30))
-def test_every_answer_has_a_class_and_places_within_the_longest_draft(answers: list[tuple[int, int, float]]) -> None:
-    places = DraftPlaces(16)
-    for length, end, prob in answers:
-        each = places.class_of("r0", end)
-        assert 0 <= each < CLASSES
-        taught(places, each, [length], prob, end)
-        numbers = places.numbers(0.1)
-        assert numbers.min() >= 0
-        assert numbers.max() <= 16

@@ -60,12 +60,11 @@ def anyhow(
 
     def started(**arguments: Any) -> Any:
         from histospec.client.vllm.asynchronous import speculator
-        from histospec.client.vllm.asynchronous.places import CLASSES
 
         made = Client(draft, lambda: chance.choice((0, 0, 0, 1, 2, None)))
         monkeypatch.setattr(speculator, "DraftClient", lambda: made)
         rollouts = start(nowhere, **arguments)
-        rollouts.scheduler._places.numbers = lambda price: [chance.randint(0, 16) for _ in range(CLASSES)]
+        rollouts.scheduler._most_places = lambda: chance.randint(0, 16)
         rollouts.client = made
         return rollouts
 
@@ -146,6 +145,7 @@ def test_the_host_reads_nothing_from_the_device_before_a_step_ends(
 ) -> None:
     """On a GPU each read would wait for the forward pass; only the copies that vLLM has begun are waited for."""
     from histospec.client.vllm.asynchronous import speculator
+    from histospec.client.vllm.patches import runner_v2
     from tests.support import host_reads
 
     reads: list[str] = []
@@ -159,7 +159,7 @@ def test_the_host_reads_nothing_from_the_device_before_a_step_ends(
 
         return call
 
-    for owner, name in ((speculator, "fill"), (speculator, "moving"), (speculator.Speculator, "propose")):
+    for owner, name in ((runner_v2, "put"), (speculator.Speculator, "propose")):
         monkeypatch.setattr(owner, name, watched(getattr(owner, name)))
     rollouts = anyhow()
     rollouts.generate(prompts)

@@ -1,7 +1,7 @@
 """Asks the server for a worker's drafts: at the start of a step, for the texts as the step before left them.
 
     step k:   forward, sample ──► copies of the sampled tokens to the host (vLLM's own)
-    step k+1: scheduled while k runs ──► `Asking.step`: wait for these copies, send, receive ──► the places of k+1
+    step k+1: scheduled while k runs ──► `Asking.step`: wait for these copies, send, receive ──► verified by k+1
 
 A step without places waits for nothing: it sends only what has arrived already, and a later step takes the answers.
 A late answer is kept. It names the length of the text that it was made for, so that a later step can cut off what was
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from histospec.client.engines.harmless import Harmless
-from histospec.client.engines.options import RequestOptions
+from histospec.client.engines.options import Bounds, RequestOptions
 from histospec.client.engines.sessions import RequestSessions, Verified, known
 from histospec.client.engines.versions import Version
 from histospec.client.vllm.asynchronous.messages import Answers
@@ -39,12 +39,14 @@ class Begun(NamedTuple):
         text: its prompt, and what it has generated so far.
         generated: how many of these tokens it has generated itself.
         options: the options of the request.
+        bounds: the lengths between which its response may end.
     """
 
     request: str
     text: Sequence[int]
     generated: int
     options: RequestOptions
+    bounds: Bounds
 
 
 class Sampled(NamedTuple):
@@ -95,9 +97,8 @@ class Asking:
         begun: Iterable[Begun],
         places: Mapping[str, int],
         verify_cost: float | None,
-        looks: bool = False,
     ) -> "tuple[dict[str, Draft], list[Answers]]":
-        """Returns the drafts of the step that begins, at most as long as their places, and all new answers.
+        """Returns the drafts that the step verifies, at most as long as their places, and all new answers.
 
         Waits for the outcome of the step before and then at most the client's deadline; not at all without places.
 
@@ -105,9 +106,8 @@ class Asking:
             number: the number of the step.
             ended: requests that have ended or were preempted.
             begun: requests that begin or resume.
-            places: how many tokens the step verifies, of each request that verifies any.
+            places: how many tokens the step can verify, of each request that can verify any.
             verify_cost: the cost to ask for drafts with; None: ask for none.
-            looks: whether to wait for the outcome of the step before even without places.
         """
         drafts: dict[str, Draft] = {}
         answers = []
@@ -116,7 +116,7 @@ class Asking:
                 self._end(request)
             for each in begun:
                 self._begin(each)
-            self._gather(all_of_them=bool(places) or looks)
+            self._gather(all_of_them=bool(places))
             if verify_cost is None:
                 self._report()
             else:
@@ -138,7 +138,7 @@ class Asking:
         self._end(begun.request)  # the next input of a streaming session
         options = begun.options._replace(generated=(begun.options.generated or 0) + begun.generated)
         self._sessions.begin(begun.request, list(begun.text), options)
-        self._texts[begun.request] = Text(begun.request, begun.generated)
+        self._texts[begun.request] = Text(begun.request, begun.generated, begun.bounds)
 
     def _end(self, request: str) -> None:
         if (text := self._texts.pop(request, None)) is not None:
@@ -166,7 +166,7 @@ class Asking:
         )
         self._sessions.ask(rows.items(), verify_cost)
         for text in texts:
-            text.places = places.get(text.request, 0)
+            text.places = min(places.get(text.request, 0), text.room)
         ends = [text.length for text in texts]
         self._waiting += [_Asked(number, texts, ends, pending) for _, pending in self._sessions.pending()]
 
@@ -201,20 +201,20 @@ class Asking:
         return Answers(
             number=self._answers,
             step=asked.step,
-            requests=[asked.texts[row].request for row in rows],
-            ends=[asked.ends[row] for row in rows],
             lengths=[len(drafts[row]) for row in rows],
             probs=np.concatenate([drafts[row].probs for row in rows]),
             waited=waited,
         )
 
     def _fitting(self, places: Mapping[str, int]) -> "dict[str, Draft]":
-        """Returns the drafts for the present texts, cut to their places."""
+        """Returns the drafts for the present texts, cut to their places and to what their requests can use."""
         found = {}
         for request, number in places.items():
             text = self._texts.get(request)
-            if text is not None and (draft := known(text.fitting, self._vocabulary)) is not None:
-                found[request] = type(draft)(draft.tokens[:number], draft.probs[:number])
+            if text is None or not (most := min(number, text.room)):
+                continue
+            if (draft := known(text.fitting, self._vocabulary)) is not None:
+                found[request] = type(draft)(draft.tokens[:most], draft.probs[:most])
         return found
 
     def _forget(self) -> None:

@@ -1,6 +1,6 @@
 """What the scheduler and the speculator tell each other: attributes of vLLM's own messages, which vLLM pickles whole.
 
-scheduler ── Order, with each SchedulerOutput ──► speculator (worker) ── [Answers], with each output ──► scheduler
+scheduler ── Order, with each SchedulerOutput ──► speculator (worker) ── Outcome, with each output ──► scheduler
 """
 
 from collections.abc import Mapping
@@ -9,11 +9,18 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from histospec.client.engines.options import RequestOptions
+from histospec.client.engines.options import Bounds, RequestOptions
 from histospec.client.vllm.patches.replacing import attach
 
 ORDER = "_histospec_order"
-ANSWERS = "_histospec_answers"
+OUTCOME = "_histospec_outcome"
+
+
+class Beginning(NamedTuple):
+    """What the speculator must know of a request that begins or resumes: its options, and its bounds."""
+
+    options: RequestOptions
+    bounds: Bounds
 
 
 class Order(NamedTuple):
@@ -23,15 +30,13 @@ class Order(NamedTuple):
         step: its number.
         verify_cost: the cost to ask for drafts with; None: ask for none.
         drafts: whether the step may verify drafts. If not, those asked for only show what drafts would yield.
-        looks: whether to ask for the newest texts even if no place is reserved.
-        begun: the options of the requests that begin or resume in it and have a session.
+        begun: the requests that begin or resume in it and have a session.
     """
 
     step: int
     verify_cost: float | None
     drafts: bool
-    looks: bool
-    begun: Mapping[str, RequestOptions]
+    begun: Mapping[str, Beginning]
 
 
 class Answers(NamedTuple):
@@ -40,8 +45,6 @@ class Answers(NamedTuple):
     Attributes:
         number: counts the answers of the worker, from 1; the scheduler may get one twice.
         step: the number of the step for which they were asked.
-        requests: B ids.
-        ends: for each request, the length of the text that its draft continues, in generated tokens.
         lengths: tokens of each draft.
         probs: float32[sum(lengths)]: the probability that a token is accepted if all before it are.
         waited: seconds that the step waited for them.
@@ -49,11 +52,24 @@ class Answers(NamedTuple):
 
     number: int
     step: int
-    requests: list[str]
-    ends: list[int]
     lengths: list[int]
     probs: NDArray[np.float32]
     waited: float
+
+
+class Outcome(NamedTuple):
+    """What the worker did in a step.
+
+    Attributes:
+        verified: how many drafted tokens it verified, of each request that had any.
+        answers: those that have arrived. The list may grow until vLLM passes the output of the step on.
+    """
+
+    verified: Mapping[str, int]
+    answers: list[Answers]
+
+
+NOTHING = Outcome({}, [])
 
 
 def put_order(scheduler_output: Any, order: Order) -> None:
@@ -67,12 +83,12 @@ def order_of(scheduler_output: Any) -> Order | None:
     return order
 
 
-def put_answers(output: Any, answers: list[Answers]) -> None:
-    """Attaches a list of answers to a ModelRunnerOutput. It may grow until vLLM passes the output on."""
-    attach(output, ANSWERS, answers)
+def put_outcome(output: Any, outcome: Outcome) -> None:
+    """Attaches an outcome to a ModelRunnerOutput."""
+    attach(output, OUTCOME, outcome)
 
 
-def answers_of(output: Any) -> list[Answers]:
-    """Returns the answers in a ModelRunnerOutput."""
-    answers: list[Answers] = getattr(output, ANSWERS, [])
-    return answers
+def outcome_of(output: Any) -> Outcome:
+    """Returns the outcome in a ModelRunnerOutput; NOTHING if the worker could not give one."""
+    outcome: Outcome = getattr(output, OUTCOME, NOTHING)
+    return outcome

@@ -1,8 +1,8 @@
-"""The speculator of V2's workers under asynchronous scheduling: fills the places that the scheduler has reserved.
+"""The speculator of V2's workers under asynchronous scheduling: says which drafts a step verifies.
 
-`propose` only launches: each place gets the last sampled token. A place is an input of the model, so it must hold a
-token, also if no draft arrives. At the start of the next step, rank 0 of the tensor-parallel group asks the server
-(`asking.py`) and writes the drafts over them; the other ranks get the drafts in a broadcast that no host waits for.
+`propose` only launches, and drafts nothing. At the start of the next step, rank 0 of the tensor-parallel group asks the
+server (`asking.py`) and sends the drafts to the other ranks. `patches/runner_v2.py` then removes the places that no
+draft fills from the step, so the device computes no more tokens than with synchronous scheduling.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from histospec.client import DraftClient
 from histospec.client.vllm.asynchronous.asking import Asking, Begun
-from histospec.client.vllm.asynchronous.messages import Answers, Order, order_of, put_answers
+from histospec.client.vllm.asynchronous.messages import Answers, Order, Outcome, order_of, put_outcome
 
 if TYPE_CHECKING:  # type checkers would take minutes for torch and vLLM
     torch: Any
@@ -22,8 +22,6 @@ else:
     from torch import Tensor
     from vllm.distributed.parallel_state import get_tp_group
     from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
-
-NO_TOKEN = -1  # in a broadcast: leave the place as it is
 
 
 class Speculator(BaseSpeculator):
@@ -38,6 +36,7 @@ class Speculator(BaseSpeculator):
         self._asking: Asking | None = None
         self._answers: list[Answers] = []  # on the newest outcome, which vLLM may have passed on
         self._newest: list[Answers] = []  # those since that outcome
+        self._verified: dict[str, int] = {}  # tokens that the newest step verifies
         self._group = get_tp_group()
         if self._group.rank_in_group == 0:
             self._asking = self._connect()
@@ -70,41 +69,32 @@ class Speculator(BaseSpeculator):
         *args: Any,
         **named: Any,
     ) -> Tensor:
-        """Returns int64[requests, tokens]: the last sampled token in every place."""
-        return last_sampled.view(-1)[input_batch.idx_mapping].unsqueeze(1).repeat(1, self._tokens)
+        """Returns int64[requests, tokens]. Nothing reads it: each place that is verified holds a draft."""
+        rows = input_batch.idx_mapping
+        return torch.zeros((len(rows), self._tokens), dtype=torch.int64, device=rows.device)
 
-    def begin(self, states: Any, scheduler_output: Any) -> None:
-        """Fills the places of a step before its forward pass.
+    def begin(self, scheduler_output: Any) -> dict[str, list[int]]:
+        """Returns the drafts that a step verifies, by request, before its forward pass; the same on each rank.
 
         Args:
-            states: V2's `req_states`.
             scheduler_output: what the scheduler has sent for the step.
         """
         given = scheduler_output.scheduled_spec_decode_tokens
         places = {request: len(given[request]) for request in given}
-        drafts: Mapping[str, Sequence[int]] = {}
+        drafts: dict[str, list[int]] = {}
         if self._asking is not None:
             drafts = self._ask(self._asking, scheduler_output, places)
-        if not places:
-            return
-        rows = [[states.req_id_to_index[each]] for each in places]
-        if self._group.world_size == 1:
-            rows = [[*row, *drafts[each]] for row, each in zip(rows, places, strict=True) if each in drafts]
-            if not rows:
-                return
-        else:  # each rank has the same rows
-            rows = [[*row, *drafts.get(each, ())] for row, each in zip(rows, places, strict=True)]
-        moved = moving([row + [NO_TOKEN] * (1 + self._tokens - len(row)) for row in rows], states.draft_tokens)
-        if self._group.world_size > 1:
-            moved = self._group.broadcast(moved, src=0)
-        fill(states.draft_tokens, moved)
+        if places and self._group.world_size > 1:
+            drafts = self._group.broadcast_object(drafts, src=0)
+        self._verified = {request: len(draft) for request, draft in drafts.items()}
+        return drafts
 
     def sampled(self, output: Any) -> None:
         """Takes the outcome of a step, an AsyncOutput whose copies to the host have begun."""
         if self._asking is None:
             return
         self._answers, self._newest = self._newest, []
-        put_answers(output.model_runner_output, self._answers)
+        put_outcome(output.model_runner_output, Outcome(self._verified, self._answers))
         self._asking.sampled(output.model_runner_output.req_ids, lambda: tokens_of(output))
 
     def shut_down(self) -> None:
@@ -119,10 +109,10 @@ class Speculator(BaseSpeculator):
         for new in scheduler_output.scheduled_new_reqs:
             if order is not None and new.req_id in order.begun:
                 text = list(new.prefill_token_ids)  # the scheduler's own list, which grows
-                begun.append(Begun(new.req_id, text, len(text) - new.prompt_len, order.begun[new.req_id]))
+                begun.append(Begun(new.req_id, text, len(text) - new.prompt_len, *order.begun[new.req_id]))
         if order is None:  # the scheduler failed, and says so in the log
-            order = Order(0, None, drafts=False, looks=False, begun={})
-        drafts, answers = asking.step(order.step, ended, begun, places, order.verify_cost, order.looks)
+            order = Order(0, None, drafts=False, begun={})
+        drafts, answers = asking.step(order.step, ended, begun, places, order.verify_cost)
         self._answers += answers  # in time if vLLM has not passed the outcome of the step before on;
         self._newest += answers  # otherwise they go with this step's
         return {request: draft.tokens.tolist() for request, draft in drafts.items()}
@@ -134,20 +124,3 @@ def tokens_of(output: Any) -> list[Sequence[int]]:
     counts: list[int] = output.num_sampled_tokens_np.tolist()
     sampled: list[list[int]] = output.sampled_token_ids.tolist()
     return [tokens[:count] for tokens, count in zip(sampled, counts, strict=True)]
-
-
-def moving(rows: list[list[int]], like: Tensor) -> Tensor:
-    """Returns the rows on the device of another tensor. From pinned memory the copy does not wait for the device."""
-    moved: Tensor = torch.tensor(rows, dtype=torch.int64, pin_memory=like.is_cuda)
-    return moved.to(like.device, non_blocking=True)
-
-
-def fill(draft_tokens: Tensor, moved: Tensor) -> None:
-    """Writes drafts into their rows on the device, without a wait.
-
-    Args:
-        draft_tokens: int64[max_num_seqs, tokens].
-        moved: int64[drafts, 1 + tokens]: the row of each draft, then its tokens and NO_TOKEN where there is none.
-    """
-    rows, drafts = moved[:, 0], moved[:, 1:]
-    draft_tokens[rows] = torch.where(drafts == NO_TOKEN, draft_tokens[rows], drafts)

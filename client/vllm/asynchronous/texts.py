@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from histospec.client.engines.options import Bounds
+
 if TYPE_CHECKING:
     from histospec.client import Draft
 
@@ -15,6 +17,7 @@ class Text:
     Attributes:
         request: its id.
         length: how many tokens were generated.
+        bounds: the lengths between which it may end.
         ended: whether the request has ended, or was preempted; a resumed request has another text.
         recent: the last of the tokens.
         draft: the server's newest draft; None until one has arrived.
@@ -24,6 +27,7 @@ class Text:
 
     request: str
     length: int
+    bounds: Bounds
     ended: bool = False
     recent: list[int] = field(default_factory=list)
     draft: "Draft | None" = None
@@ -48,6 +52,11 @@ class Text:
         """Takes a draft for the first `end` tokens, unless one for a longer text has arrived."""
         if end >= self.drafted_at:
             self.draft, self.drafted_at = draft, end
+
+    @property
+    def room(self) -> int:
+        """How many drafted tokens the present text can use."""
+        return self.bounds.room(self.length)
 
     @property
     def fitting(self) -> "Draft | None":

@@ -8,21 +8,23 @@ With HistoSpec, the numbers and the drafts are the scheduler's, as with V1:
                        ▲                                                                        │
     update_draft_token_ids ◄── take_draft_token_ids: an empty draft for each request ◄──────────┘
 
-Under asynchronous scheduling the workers' speculator drafts (`asynchronous/speculator.py`): it fills the places at the
-same point, in `update_requests`.
+Under asynchronous scheduling the numbers are those of places that the scheduler has reserved, and the workers'
+speculator has the drafts (`asynchronous/speculator.py`). At the same point, in `update_requests`, the places that no
+draft fills are removed from the worker's copy of the step. The scheduler counts them as rejected, with the outcome.
 
 The copies are asynchronous: nothing here waits for the device.
 """
 
+import copy
 import dataclasses
 import functools
 import importlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from histospec.client.vllm import settings
 from histospec.client.vllm.asynchronous.speculator import Speculator
-from histospec.client.vllm.patches.replacing import is_replaced, replace
+from histospec.client.vllm.patches.replacing import attach, is_replaced, replace
 
 if TYPE_CHECKING:  # type checkers would take minutes for torch and vLLM
     torch: Any
@@ -37,12 +39,13 @@ MODULE = "vllm.v1.worker.gpu.model_runner"
 
 
 def install() -> None:
-    """Replaces four functions of V2's model runner, at most once per process."""
+    """Replaces five functions of V2's model runner, at most once per process."""
     module: Any = importlib.import_module(MODULE)
     runner = module.GPUModelRunner
     if is_replaced(module, "init_speculator"):
         return
     replace(module, "init_speculator", _speculator(module.init_speculator))
+    replace(runner, "execute_model", _executing(runner.execute_model))
     replace(runner, "update_requests", _copying(runner.update_requests))
     replace(runner, "sample_tokens", _hearing(runner.sample_tokens))
     replace(runner, "take_draft_token_ids", _taking(runner.take_draft_token_ids))
@@ -88,6 +91,18 @@ class NoSpeculator(BaseSpeculator):
         return torch.zeros((len(rows), self.tokens), dtype=torch.int64, device=rows.device)
 
 
+def _executing(execute_model: Any) -> Any:
+    """Returns `execute_model` that gives a speculator a copy of the step to change; the scheduler may have the same."""
+
+    @functools.wraps(execute_model)
+    def execute(self: Any, scheduler_output: Any, *args: Any, **named: Any) -> Any:
+        if _speculator_of(self) is not None:
+            scheduler_output = copy.copy(scheduler_output)
+        return execute_model(self, scheduler_output, *args, **named)
+
+    return execute
+
+
 def _copying(update_requests: Any) -> Any:
     """Returns `update_requests` that also copies the step's drafts to the device."""
 
@@ -95,8 +110,10 @@ def _copying(update_requests: Any) -> Any:
     def update(self: Any, scheduler_output: Any, *args: Any, **named: Any) -> Any:
         updated = update_requests(self, scheduler_output, *args, **named)
         if (speculator := _speculator_of(self)) is not None:
-            speculator.begin(self.req_states, scheduler_output)
-        elif isinstance(self.speculator, NoSpeculator) and (drafts := scheduler_output.scheduled_spec_decode_tokens):
+            verify(scheduler_output, speculator.begin(scheduler_output))
+        elif not isinstance(self.speculator, NoSpeculator):
+            return updated
+        if drafts := scheduler_output.scheduled_spec_decode_tokens:
             put(
                 self.req_states.draft_tokens,
                 [self.req_states.req_id_to_index[each] for each in drafts],
@@ -105,6 +122,23 @@ def _copying(update_requests: Any) -> Any:
         return updated
 
     return update
+
+
+def verify(step: Any, drafts: Mapping[str, list[int]]) -> None:
+    """Gives a worker's SchedulerOutput these drafts, and removes the places that they do not fill.
+
+    Args:
+        step: with the places of each request.
+        drafts: at most as long as the places of their requests, and not empty.
+    """
+    unfilled = {
+        request: len(places) - len(drafts.get(request, ()))
+        for request, places in step.scheduled_spec_decode_tokens.items()
+    }
+    tokens = {request: number - unfilled.get(request, 0) for request, number in step.num_scheduled_tokens.items()}
+    attach(step, "scheduled_spec_decode_tokens", drafts)
+    attach(step, "num_scheduled_tokens", tokens)
+    attach(step, "total_num_scheduled_tokens", step.total_num_scheduled_tokens - sum(unfilled.values()))
 
 
 def put(draft_tokens: Tensor, rows: Sequence[int], drafts: Iterable[Sequence[int]]) -> None:
