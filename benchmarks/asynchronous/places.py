@@ -17,6 +17,7 @@ import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count, pairwise
 from pathlib import Path
 from typing import Any, cast
@@ -88,6 +89,8 @@ class InProcess:
             np.cumsum([0, *map(len, tokens)]),
             max_tokens,
             verify_cost,
+            positions=None,
+            most_tokens=None,
             **{name: np.array(numbers, np.int32) for name, numbers in told.items()},
         )
         return Arrived([Draft(drafted[a:b], probs[a:b]) for a, b in pairwise(bounds)])
@@ -224,8 +227,7 @@ def asynchronous(epochs: Mapping[int, Epoch], settings: Settings) -> Iterator[Co
                 draft = drafts[each.id].tokens.tolist() if each.id in drafts else []
                 news[each] = each.write(draft)
                 counts.add(draft, news[each])
-            sampled = [new or [0] for new in news.values()]  # whatever follows the end
-            asking.sampled([each.id for each in step], lambda sampled=sampled: sampled)
+            asking.sampled([each.id for each in step], partial(after_the_end, news.values()))
             for each, new in flying.items():
                 each.known += len(new)
             running += begun
@@ -238,6 +240,11 @@ def asynchronous(epochs: Mapping[int, Epoch], settings: Settings) -> Iterator[Co
         asking.step(next(numbers), ended, [], {}, None)
         client.engine.wait_until_built()
         yield counts
+
+
+def after_the_end(news: Iterable[list[int]]) -> list[list[int]]:
+    """Returns the tokens of a step; requests that have ended write whatever follows."""
+    return [new or [0] for new in news]
 
 
 def epochs_of(path: Path) -> dict[int, Epoch]:

@@ -58,7 +58,6 @@ if TYPE_CHECKING:
         total_num_scheduled_tokens: int
         scheduled_spec_decode_tokens: dict[str, list[int]]
         num_spec_tokens_to_schedule: int
-        num_invalid_spec_tokens: dict[str, int] | None
 
     class ModelRunnerOutput(Protocol):
         """The sampled tokens of one forward pass; row i belongs to req_ids[i]."""

@@ -174,3 +174,63 @@ def test_a_request_without_a_session_gets_no_places(
     assert rollouts.generate(prompts, extra_args={"histospec": False}) == expected
     assert rollouts.counter("spec_decode_num_draft_tokens") == 0
     assert speculator_of(rollouts.llm) is not None
+
+
+def test_places_that_no_draft_fills_are_not_computed(
+    anyhow: Callable[..., Any], prompts: Prompts, expected: list[Prompts], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    1. The scheduler reserves more places than drafts fill: the model computes the drafted tokens only.
+    2. The cost model and vLLM's metrics count these.
+    """
+    rollouts = anyhow()
+    core = rollouts.llm.llm_engine.engine_core.engine_core
+    runner = core.model_executor.driver_worker.worker.model_runner
+    scheduled: list[tuple[int, int]] = []  # tokens of a step, reserved places among them
+    drafted, computed, learned = [], [], []
+
+    def watched(owner: Any, name: str, see: Callable[..., Any]) -> None:
+        function = getattr(owner, name)
+
+        def call(*args: Any, **named: Any) -> Any:
+            result = function(*args, **named)
+            see(result, *args)
+            return result
+
+        monkeypatch.setattr(owner, name, call)
+
+    def see_step(step: Any, *args: Any) -> None:
+        if step.total_num_scheduled_tokens:
+            reserved = sum(map(len, step.scheduled_spec_decode_tokens.values()))
+            scheduled.append((step.total_num_scheduled_tokens, reserved))
+
+    def see_batch(batch: Any, *args: Any) -> None:
+        computed.append(batch.num_tokens)
+        drafted.append(batch.num_draft_tokens)
+
+    watched(rollouts.scheduler, "schedule", see_step)
+    watched(runner, "prepare_inputs", see_batch)
+    watched(
+        rollouts.scheduler._chooser, "observe", lambda result, seconds, sequences, tokens, *args: learned.append(tokens)
+    )
+    assert rollouts.generate(prompts) == expected
+    assert 0 < sum(drafted) < sum(places for _, places in scheduled)
+    plain = [tokens - places for tokens, places in scheduled]
+    assert computed == [tokens + more for tokens, more in zip(plain, drafted, strict=True)]
+    assert [tokens for tokens in learned if tokens] == computed
+    late = rollouts.counter("spec_decode_num_draft_tokens")  # vLLM leaves out steps of requests that have ended
+    assert sum(drafted) - 16 * len(prompts) <= late <= sum(drafted)
+
+
+@pytest.mark.parametrize(("budget", "running", "waiting", "most"), [
+    (8192, 256, 0, 16), (2048, 256, 0, 7), (2048, 256, 1, 3), (256, 256, 0, 0), (100, 256, 5, 0), (64, 0, 3, 16),
+])  # fmt: skip
+def test_places_leave_tokens_for_the_other_requests_of_a_step(
+    anyhow: Callable[..., Any], budget: int, running: int, waiting: int, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scheduler = anyhow().scheduler
+    monkeypatch.undo()
+    monkeypatch.setattr(scheduler, "max_num_scheduled_tokens", budget)
+    monkeypatch.setattr(scheduler, "running", [None] * running)
+    monkeypatch.setattr(scheduler, "requests", dict.fromkeys(range(running + waiting)))
+    assert type(scheduler)._most_places(scheduler) == most

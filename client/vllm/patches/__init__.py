@@ -9,7 +9,7 @@ With HISTOSPEC_ENABLE=1 the plug-in sets attributes of vLLM's EngineArgs (`enabl
 VLLM_USE_V2_MODEL_RUNNER=0, unless the environment sets it, because V2 gives the server no alternatives. Each of
 vLLM's model runners V1 then has one more attribute, `_histospec_texts`, and each output of its steps
 `_histospec_alternatives`. Under asynchronous scheduling, each message to the workers has `_histospec_order`, and each
-output `_histospec_answers`. The scheduler adds a seed to the sampling parameters of requests without one.
+output `_histospec_outcome`. The scheduler adds a seed to the sampling parameters of requests without one.
 """
 
 from typing import NamedTuple
@@ -105,6 +105,15 @@ PATCHES = (
         versions="run with 0.32 and 0.33",
         why="V2 knows no speculative method of the class `custom_class`",
         until="vLLM makes speculators of classes that the user names",
+        since=FIRST_V2,
+    ),
+    Patch(
+        symbol="vllm.v1.worker.gpu.model_runner:GPUModelRunner.execute_model",
+        room="runner_v2",
+        installed_by="WorkerBase.__init__, with model runner V2",
+        versions="run with 0.32 and 0.33",
+        why="places that no draft fills are removed from a step, which the scheduler may hold, too: it changes a copy",
+        until="V2 verifies as many tokens as a speculator has drafted",
         since=FIRST_V2,
     ),
     Patch(

@@ -27,6 +27,8 @@ from histospec.client.vllm.asynchronous.speculator import Speculator
 from histospec.client.vllm.patches.replacing import attach, is_replaced, replace
 
 if TYPE_CHECKING:  # type checkers would take minutes for torch and vLLM
+    from histospec.client.vllm.interface import SchedulerOutput
+
     torch: Any
     Tensor = Any
     BaseSpeculator = object
@@ -124,11 +126,11 @@ def _copying(update_requests: Any) -> Any:
     return update
 
 
-def verify(step: Any, drafts: Mapping[str, list[int]]) -> None:
+def verify(step: "SchedulerOutput", drafts: Mapping[str, list[int]]) -> None:
     """Gives a worker's SchedulerOutput these drafts, and removes the places that they do not fill.
 
     Args:
-        step: with the places of each request.
+        step: with the places of each request; it is changed.
         drafts: at most as long as the places of their requests, and not empty.
     """
     unfilled = {
