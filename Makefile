@@ -175,7 +175,7 @@ test-v2-$(VLLM_NEW) test-v2-$(VLLM_NEXT):
 	$(IN_V2) -n 2 $(BY_FILE) -m "not long" tests/vllm
 
 # Tests of the adapter with asynchronous scheduling, too.
-ASYNC_TESTS := $(addprefix tests/vllm/test_,$(addsuffix .py,history epochs greedy partial_rollouts parallel))
+ASYNC_TESTS := $(addprefix tests/vllm/test_,$(addsuffix .py,history epochs greedy options partial_rollouts parallel))
 
 test-v2-async: $(VENV_V2)/.ready
 	HISTOSPEC_TEST_ASYNC=1 $(IN_V2) -n 2 $(BY_FILE) $(ASYNC_TESTS)

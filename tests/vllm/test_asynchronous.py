@@ -217,7 +217,9 @@ def test_places_that_no_draft_fills_are_not_computed(
     assert 0 < sum(drafted) < sum(places for _, places in scheduled)
     plain = [tokens - places for tokens, places in scheduled]
     assert computed == [tokens + more for tokens, more in zip(plain, drafted, strict=True)]
-    assert [tokens for tokens in learned if tokens] == computed
+    learned = [tokens for tokens in learned if tokens]
+    assert learned == computed[: len(learned)]
+    assert len(computed) - len(learned) <= 1  # the engine is idle: the outcome of a step too many is not read
     late = rollouts.counter("spec_decode_num_draft_tokens")  # vLLM leaves out steps of requests that have ended
     assert sum(drafted) - 16 * len(prompts) <= late <= sum(drafted)
 

@@ -10,6 +10,7 @@ import pytest
 from tests.support.engines import Prompts, StartEngine
 from tests.support.servers import Server
 from tests.support.tiny_policy import ALPHABET
+from tests.vllm.conftest import ASYNCHRONOUS
 
 pytestmark = [pytest.mark.vllm, pytest.mark.newest]
 
@@ -42,4 +43,6 @@ def test_output_is_that_without_drafts(engine: StartEngine, shared_server: Serve
     assert drafting.generate(prompts, **sampling) == expected
     before = drafting.counter("spec_decode_num_accepted_tokens")
     assert drafting.generate(prompts, **sampling) == expected
-    assert drafting.counter("spec_decode_num_accepted_tokens") > before
+    accepted = drafting.counter("spec_decode_num_accepted_tokens") - before
+    without = ASYNCHRONOUS and name == "structured_outputs"  # vLLM checks a grammar before the drafts arrive
+    assert accepted == 0 if without else accepted > 0
