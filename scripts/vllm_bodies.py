@@ -38,9 +38,9 @@ READ: dict[str, dict[str, str]] = {
         "4d784ddba41b": "passes the settings of `fly`. `make test-v2` runs it",
     },
     f"{V2}:GPUModelRunner.execute_model": {
-        "407ac4d10fea": "updates inputs of encoders after `update_requests`, and proposes no drafts where the scheduler "
-        "says that none is needed; it reads the numbers of tokens after `update_requests`, as before. `make test-v2` "
-        "runs it",
+        "407ac4d10fea": "updates inputs of encoders after `update_requests`, and proposes no drafts where the "
+        "scheduler says that none is needed; it reads the numbers of tokens after `update_requests`, as before. "
+        "`make test-v2` runs it",
     },
     f"{V2}:GPUModelRunner.sample_tokens": {
         "944df9f2f94b": "collects KV transfers before the drafter and ends them after it, and sends no drafts between "
