@@ -20,7 +20,7 @@ VERSION = r"\d+\.\d+\.\d+"
 PLACES = {
     "pyproject.toml": [rf'^version = "({VERSION})"$'],
     "helm/histospec/Chart.yaml": [rf"^version: ({VERSION})$", rf"^appVersion: ({VERSION})$"],
-    "deploy/**/*.yaml": [rf"\bhistospec(?:-worker)?:({VERSION})\b", rf'^ +app\.kubernetes\.io/version: "({VERSION})"$'],
+    "deploy/**/*.yaml": [rf"\bhistospec(?:-worker)?:({VERSION})\b", rf"^ +app\.kubernetes\.io/version: ({VERSION})$"],
     "README.md": [rf"\bhistospec:({VERSION})\b"],
     "docs/**/*.md": [
         rf"\bhistospec(?:-worker)?:({VERSION})\b",
