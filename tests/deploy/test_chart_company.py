@@ -131,8 +131,8 @@ def test_the_certificate_is_mounted_served_and_trusted() -> None:
 def test_the_certificate_has_the_names_that_callers_check() -> None:
     manifests = render("--values", COMPANY)
     names = one(manifests, "Certificate")["spec"]["dnsNames"]
-    called = {word.removeprefix("discover://").partition(":")[0] for word in one(manifests, "Pod")["spec"]["containers"][0]["args"]
-              if word.startswith("discover://")}  # fmt: skip
+    words = one(manifests, "Pod")["spec"]["containers"][0]["args"]
+    called = {word.removeprefix("discover://").partition(":")[0] for word in words if word.startswith("discover://")}
     assert called == {"run-histospec-headless.rl.svc"}
     assert called | {"run-histospec.rl.svc", "*.run-histospec-headless.rl.svc"} <= set(names)
     trustme.CA().issue_cert(*names)
