@@ -260,8 +260,7 @@ test-image: setup
 # At most two control planes: more are too slow on two cores.
 test-cluster: setup tools
 	scripts/install-control-plane
-	HISTOSPEC_TEST_CLUSTER=1 $(BIN)/pytest -q -n 2 $(BY_FILE) tests/deploy/test_cluster.py tests/deploy/test_cluster_lookup.py \
-	  tests/deploy/test_cluster_examples.py
+	HISTOSPEC_TEST_CLUSTER=1 $(BIN)/pytest -q -n 2 $(BY_FILE) $(wildcard tests/deploy/test_cluster*.py)
 
 fuzz: setup
 	scripts/fuzz

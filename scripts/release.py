@@ -26,6 +26,7 @@ PLACES = {
         rf"\bhistospec(?:-worker)?:({VERSION})\b",
         rf"\bserver ({VERSION}), client {VERSION}$",
         rf"\bserver {VERSION}, client ({VERSION})$",
+        rf"/charts/histospec --version ({VERSION})\b",
         rf"^HistoSpec: connected to \S+ \(({VERSION})\)",
     ],
 }
