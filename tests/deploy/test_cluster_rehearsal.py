@@ -58,6 +58,15 @@ class Operator:
             "KUBECONFIG": str(cluster.plane.kubeconfig),
             "HOME": str(folder),
         }
+        # A new API server describes its kinds to kubectl only after a while.
+        validates = "kubectl create configmap a --dry-run=client -o yaml | kubectl apply --dry-run=client -f -"
+        eventually(lambda: self._run(validates).returncode == 0, "kubectl validates nothing")
+
+    def _run(self, command: str) -> "subprocess.CompletedProcess[str]":
+        return subprocess.run(
+            ["bash", "-o", "pipefail", "-c", command], cwd=self._folder, env=self._environment, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=600,
+        )  # fmt: skip
 
     def does(self, kind: str, text: str) -> None:
         """Writes the file, or runs the commands, of a block of the page."""
@@ -65,10 +74,7 @@ class Operator:
             (self._folder / text.partition("\n")[0].removeprefix("# ")).write_text(text)
             return
         for command, shown in re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", text, re.M):
-            done = subprocess.run(
-                ["bash", "-o", "pipefail", "-c", command], cwd=self._folder, env=self._environment, text=True,
-                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=600,
-            )  # fmt: skip
+            done = self._run(command)
             assert done.returncode == 0, f"{command}\n{done.stdout}"
             assert matches(shown, done.stdout), f"{command}\n{done.stdout}\nis shown as\n{shown}"
 
