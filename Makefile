@@ -1,7 +1,7 @@
 # Targets install what they need into .venv: `demo` and `docs` little, all others what `setup` installs.
 # make setup   everything that tests and checks need
 # make demo    a real RL run, with and without drafts, from a bare machine
-# make test    everything, with real components; what CI runs
+# make test    everything, with real components; what CI runs. As root, it installs missing programs with apt-get, and says so first
 # make check   formatters, linters, types, the documentation site
 # make docs    the documentation site in build/site, which a browser opens from the disk
 # make bench   measurements beside the peers
@@ -54,7 +54,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_COMPILE := 0
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo dist wheels test check check-types check-locks check-style check-docs docs lock bench study chaos fuzz setup clean manifests test-image test-cluster tools test-native test-python test-vllm test-long test-verl test-sglang test-ray test-vllm-$(VLLM_NEW) test-vllm-$(VLLM_OLD) test-vllm-$(VLLM_MID) test-v2 test-v2-short test-v2-async test-v2-$(VLLM_NEW) test-v2-$(VLLM_NEXT) vllm-versions
+.PHONY: demo dist wheels test check check-types check-locks check-style check-docs docs lock bench study chaos fuzz setup clean manifests test-image test-cluster tools say-tools test-native test-python test-vllm test-long test-verl test-sglang test-ray test-vllm-$(VLLM_NEW) test-vllm-$(VLLM_OLD) test-vllm-$(VLLM_MID) test-v2 test-v2-short test-v2-async test-v2-$(VLLM_NEW) test-v2-$(VLLM_NEXT) vllm-versions
 
 setup: $(VENV)/.ready
 
@@ -119,13 +119,16 @@ docs: check-docs
 
 # The first two lines compile and download. Installing an environment writes the generated messages again, so nothing else
 # that reads them runs at the same time. The third line runs the Python tests beside all others.
-test: setup
+test: say-tools setup
 	@+$(SIDE_BY_SIDE) test-native $(VENV_OLD)/.ready tools check-locks check-style
 	@+$(MAKE) --no-print-directory $(VENV_V2)/.ready
 	@+$(SIDE_BY_SIDE) test-python test-vllm-$(VLLM_NEW) check-types check-docs test-vllm-$(VLLM_OLD) test-v2-short
 
 tools:
 	scripts/install-tools
+
+say-tools:
+	@scripts/install-tools --say
 
 test-native: setup
 	scripts/test-native
@@ -257,8 +260,7 @@ test-image: setup
 # At most two control planes: more are too slow on two cores.
 test-cluster: setup tools
 	scripts/install-control-plane
-	HISTOSPEC_TEST_CLUSTER=1 $(BIN)/pytest -q -n 2 $(BY_FILE) tests/deploy/test_cluster.py tests/deploy/test_cluster_lookup.py \
-	  tests/deploy/test_cluster_examples.py
+	HISTOSPEC_TEST_CLUSTER=1 $(BIN)/pytest -q -n 2 $(BY_FILE) $(wildcard tests/deploy/test_cluster*.py)
 
 fuzz: setup
 	scripts/fuzz

@@ -4,6 +4,7 @@ Pages link as they do in the repository, so that a code host shows them, too. `o
 outside docs/ into one to the page made of it, or to a copy of the file on the site.
 """
 
+import ast
 import os.path
 import re
 from pathlib import Path, PurePosixPath
@@ -42,7 +43,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for source, page in PAGES.items():
         files.append(File.generated(config, page, content=_moved((ROOT / source).read_text(), source, files, config)))
     for page, (title, module) in MODULES.items():
-        files.append(File.generated(config, page, content=f"# {title}\n\n::: {module}\n"))
+        options = client_first() if module == "histospec.client" else ""
+        files.append(File.generated(config, page, content=f"# {title}\n\n::: {module}\n{options}"))
     files.append(File.generated(config, "api/protocol.md", content=protocol()))
     return files
 
@@ -78,6 +80,14 @@ def _moved(text: str, source: str, files: Files, config: MkDocsConfig) -> str:
 
 def _place(path: str) -> str:
     return PAGES.get(path, path.removeprefix(f"{FOLDER}/"))
+
+
+def client_first() -> str:
+    """The options that let the page of the client begin with `DraftClient`: names in the order of the page."""
+    (names,) = re.findall(r"^__all__ = (\[.*?^\])", (ROOT / "client" / "__init__.py").read_text(), re.M | re.S)
+    public = [name for name in ast.literal_eval(names) if not name.startswith("_")]
+    ordered = sorted(public, key=lambda name: name != "DraftClient")
+    return "    options:\n      members:\n" + "".join(f"        - {name}\n" for name in ordered)
 
 
 def protocol() -> str:

@@ -20,12 +20,13 @@ VERSION = r"\d+\.\d+\.\d+"
 PLACES = {
     "pyproject.toml": [rf'^version = "({VERSION})"$'],
     "helm/histospec/Chart.yaml": [rf"^version: ({VERSION})$", rf"^appVersion: ({VERSION})$"],
-    "deploy/**/*.yaml": [rf"\bhistospec(?:-worker)?:({VERSION})\b", rf'^ +app\.kubernetes\.io/version: "({VERSION})"$'],
+    "deploy/**/*.yaml": [rf"\bhistospec(?:-worker)?:({VERSION})\b", rf"^ +app\.kubernetes\.io/version: ({VERSION})$"],
     "README.md": [rf"\bhistospec:({VERSION})\b"],
     "docs/**/*.md": [
         rf"\bhistospec(?:-worker)?:({VERSION})\b",
         rf"\bserver ({VERSION}), client {VERSION}$",
         rf"\bserver {VERSION}, client ({VERSION})$",
+        rf"/charts/histospec --version ({VERSION})\b",
         rf"^HistoSpec: connected to \S+ \(({VERSION})\)",
     ],
 }

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.charts import CHART, container, helm, one, operator_takes, pod_of, render, shard
+from tests.support.charts import CHART, MODELS, container, helm, one, operator_takes, pod_of, refusal, render, shard
 
 VALUES = sorted((Path(__file__).parent / "values").glob("*.yaml"))
 EVERYTHING = Path(__file__).parent / "values" / "everything.yaml"
@@ -33,7 +33,7 @@ def test_kubernetes_takes_it(values: Path, version: str) -> None:
     kinds = set()
     for manifest in render("--values", values, version=version):
         kinds.add(manifest["kind"])
-        if manifest["apiVersion"] != OPERATOR:
+        if manifest["apiVersion"].partition("/")[0] not in MODELS:
             kubernetes_validate.validate(manifest, version.rpartition(".")[0], strict=True)
     assert {"ConfigMap", "Service"} < kinds
     assert len(kinds & {"StatefulSet", "DaemonSet"}) == 1
@@ -73,9 +73,23 @@ def test_every_pod_is_hardened(values: Path) -> None:
             assert context["capabilities"] == {"drop": ["ALL"], **needs}
 
 
-@pytest.mark.parametrize(("words", "seconds"), [((), 35), (("--values", EVERYTHING), 51)])
+@pytest.mark.parametrize(
+    ("words", "seconds"),
+    [
+        ((), 35),
+        (("--values", EVERYTHING), 51),
+        (("--set", "terminationGracePeriodSeconds=25"), 25),
+        (("--set", "terminationGracePeriodSeconds=600,options.drain-seconds=300"), 600),
+    ],
+)
 def test_the_grace_period_is_longer_than_the_drain(words: tuple[object, ...], seconds: int) -> None:
     assert shard(render(*words))["terminationGracePeriodSeconds"] == seconds
+
+
+@pytest.mark.parametrize(("words", "least"), [("", 25), ("preStopSeconds=0,", 20), ("options.drain-seconds=100,", 105)])
+def test_a_grace_period_shorter_than_the_drain_is_refused(words: str, least: int) -> None:
+    said = refusal("--set", f"{words}terminationGracePeriodSeconds={least - 1}")
+    assert f"terminationGracePeriodSeconds is {least - 1}; must be at least {least} (preStopSeconds and options" in said
 
 
 def test_probes_go_over_http_under_tls() -> None:
@@ -122,12 +136,6 @@ def test_containers_of_the_user_stand_beside_the_server() -> None:
     assert [entry["name"] for entry in spec["containers"]] == ["histospec", "logs"]
     assert [entry["name"] for entry in spec["initContainers"]] == ["wait"]
     assert spec["containers"][0]["envFrom"] == [{"configMapRef": {"name": "proxies"}}]
-
-
-def test_common_labels_are_on_every_object() -> None:
-    for manifest in render("--values", PUBLISHED):
-        if "helm.sh/hook" not in manifest["metadata"].get("annotations", {}):
-            assert manifest["metadata"]["labels"]["example.com/cost-centre"] == "rl", manifest["kind"]
 
 
 def test_services_find_the_shards_and_nothing_else() -> None:

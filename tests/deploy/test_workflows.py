@@ -1,5 +1,6 @@
 """GitHub's workflows: actionlint and zizmor have no findings, actions are pinned, the registry is the repository's."""
 
+import os
 import re
 import subprocess
 import tarfile
@@ -11,8 +12,11 @@ import yaml
 
 from scripts import dist
 from scripts.lock import pyproject
-from tests.support.charts import CHART
+from tests.support.charts import CHART, render
+from tests.support.ports import free_port
 from tests.support.programs import ROOT, program
+from tests.support.releases import NEWEST_3, helm_program
+from tests.support.waiting import eventually
 
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 IMAGE = "registry.example.com/rl/histospec"
@@ -120,3 +124,53 @@ def test_a_packaged_chart_installs_the_image_of_its_release(tmp_path: Path) -> N
         values = archive.extractfile("histospec/values.yaml")
         assert values is not None
         assert yaml.safe_load(values)["image"]["repository"] == IMAGE
+
+
+REGISTRY = """
+version: 0.1
+storage: {{filesystem: {{rootdirectory: {folder}}}}}
+http: {{addr: "127.0.0.1:{port}"}}
+"""
+
+
+def test_the_chart_is_pushed_to_a_registry_and_installed_from_there(tmp_path: Path) -> None:
+    """The workflow's commands, with a registry on loopback in place of GitHub's."""
+    registry, helm, port = program("docker-registry"), helm_program(NEWEST_3), free_port()
+    (tmp_path / "registry.yml").write_text(REGISTRY.format(folder=tmp_path / "blobs", port=port))
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "helm").symlink_to(helm)
+    mine = f"127.0.0.1:{port}/rl/histospec"
+    environment = os.environ | {
+        "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}",
+        "HOME": str(tmp_path),
+        "GITHUB_REF_NAME": f"v{yaml.safe_load((CHART / 'Chart.yaml').read_text())['appVersion']}",
+        "GITHUB_REPOSITORY": "RL/HistoSpec",
+    }
+    commands = [step["run"] for step in workflow("release")["jobs"]["chart"]["steps"] if "run" in step]
+    assert [command.split()[0] for command in commands] == ["scripts/package-chart", "helm"]
+    with subprocess.Popen([registry, "serve", tmp_path / "registry.yml"], stderr=subprocess.PIPE) as process:
+        try:
+            assert process.stderr is not None
+            eventually(lambda: b"listening on" in process.stderr.readline(), "the registry does not listen")
+            for command in commands:
+                local = command.replace("ghcr.io/${GITHUB_REPOSITORY,,}", mine).replace(
+                    "build/chart", str(tmp_path / "c")
+                )
+                local = local.replace("helm push", "helm push --plain-http")
+                done = subprocess.run(["bash", "-c", local], cwd=ROOT, env=environment, capture_output=True, text=True)
+                assert done.returncode == 0, done.stderr
+            pull = [
+                helm,
+                "pull",
+                f"oci://{mine}/charts/histospec",
+                "--plain-http",
+                "--untar",
+                "-d",
+                str(tmp_path / "got"),
+            ]
+            done = subprocess.run(pull, env=environment, capture_output=True, text=True, timeout=60)
+            assert done.returncode == 0, done.stderr
+        finally:
+            process.terminate()
+    server = render(chart=tmp_path / "got" / "histospec")
+    assert f"image: {mine}:" in yaml.safe_dump_all(server)

@@ -34,18 +34,21 @@ MODELS = {
     "monitoring.coreos.com": "prometheus-operator",
     "keda.sh": "keda",
     "gateway.networking.k8s.io": "gateway-api",
+    "cert-manager.io": "cert-manager",
 }
 """By API group, the npm package of @kubernetes-models with the schemas of an operator."""
 
 
-def helm(*words: object) -> "subprocess.CompletedProcess[str]":
-    """Runs helm; also where it fails."""
-    return subprocess.run([program("helm"), *map(str, words)], capture_output=True, text=True, timeout=120)
+def helm(*words: object, path: str = "") -> "subprocess.CompletedProcess[str]":
+    """Runs helm; also where it fails. path: of another helm than that of build/tools."""
+    return subprocess.run([path or program("helm"), *map(str, words)], capture_output=True, text=True, timeout=120)
 
 
-def template(*words: object, version: str = "1.30.0", chart: Path = CHART) -> "subprocess.CompletedProcess[str]":
+def template(
+    *words: object, version: str = "1.30.0", chart: Path = CHART, path: str = ""
+) -> "subprocess.CompletedProcess[str]":
     """`helm template` as for a cluster of this version."""
-    return helm("template", RELEASE, chart, "--namespace", NAMESPACE, "--kube-version", version, *words)
+    return helm("template", RELEASE, chart, "--namespace", NAMESPACE, "--kube-version", version, *words, path=path)
 
 
 def render(*words: object, version: str = "1.30.0", chart: Path = CHART) -> list[Manifest]:
@@ -72,9 +75,9 @@ def options(manifests: list[Manifest]) -> Manifest:
     return dict(tomllib.loads(one(manifests, "ConfigMap")["data"]["histospec.toml"]))
 
 
-def refusal(*words: object) -> str:
+def refusal(*words: object, path: str = "") -> str:
     """What helm says of values that the chart refuses."""
-    done = template(*words)
+    done = template(*words, path=path)
     assert done.returncode != 0, f"the chart takes {words}"
     return done.stderr
 

@@ -22,6 +22,7 @@ VERSION = {"major": "1", "minor": "30", "gitVersion": "v1.30.0"}
 RESOURCES = {
     "v1": {
         "secrets": "Secret",
+        "serviceaccounts": "ServiceAccount",
         "services": "Service",
         "configmaps": "ConfigMap",
         "pods": "Pod",

@@ -6,7 +6,7 @@ Their programs are those of $KUBEBUILDER_ASSETS, of build/control-plane (scripts
 import os
 import secrets
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -20,7 +20,11 @@ from tests.support.ports import free_port
 from tests.support.programs import program
 from tests.support.waiting import eventually
 
-OPERATOR = "monitoring.coreos.com"
+OPERATORS = {
+    "monitoring.coreos.com": ("ServiceMonitor", "PodMonitor", "PrometheusRule"),
+    "cert-manager.io": ("Certificate",),
+}
+"""The kinds of operators, by their API group."""
 
 asked_for = [
     pytest.mark.skipif(os.environ.get("HISTOSPEC_TEST_CLUSTER") != "1", reason="takes minutes: make test-cluster"),
@@ -140,29 +144,31 @@ class Cluster:
 
 
 @contextmanager
-def running(folder: Path) -> Iterator[Cluster]:
-    """A cluster that has the kinds of the Prometheus operator."""
+def running(folder: Path, nodes_of: Callable[[Api], FakeNodes] = FakeNodes) -> Iterator[Cluster]:
+    """A cluster that has the kinds of the Prometheus operator and of cert-manager. nodes_of: makes its nodes."""
     plane = ControlPlane(folder).start()
-    nodes = FakeNodes(plane.api)
+    nodes = nodes_of(plane.api)
     try:
-        for kind in ("ServiceMonitor", "PodMonitor", "PrometheusRule"):
-            plane.api.call("POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", _definition(kind))
+        for group, kinds in OPERATORS.items():
+            for kind in kinds:
+                definition = _definition(group, kind)
+                plane.api.call("POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", definition)
         yield Cluster(plane, nodes.start())
     finally:
         nodes.stop()
         plane.stop()
 
 
-def _definition(kind: str) -> dict[str, object]:
-    """Of a kind of the Prometheus operator, whatever its fields; test_chart.py checks those."""
+def _definition(group: str, kind: str) -> dict[str, object]:
+    """Of a kind of an operator, whatever its fields; test_chart.py checks those."""
     plural = f"{kind.lower()}s"
     schema = {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}}
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
-        "metadata": {"name": f"{plural}.{OPERATOR}"},
+        "metadata": {"name": f"{plural}.{group}"},
         "spec": {
-            "group": OPERATOR,
+            "group": group,
             "scope": "Namespaced",
             "names": {"kind": kind, "plural": plural, "singular": kind.lower(), "listKind": f"{kind}List"},
             "versions": [{"name": "v1", "served": True, "storage": True, "schema": schema}],

@@ -107,7 +107,8 @@ class FakeNodes:
                 "uid": claim["metadata"]["uid"],
             },
         }
-        volume = {"metadata": {"name": f"{namespace}-{name}"}, "spec": spec}
+        # A claim that comes back gets a new volume.
+        volume = {"metadata": {"name": f"{namespace}-{name}-{claim['metadata']['uid'][:8]}"}, "spec": spec}
         self._api.call("POST", "/api/v1/persistentvolumes", volume)
 
     def _expose(self, service: Object) -> None:

@@ -56,6 +56,7 @@ class Release:
         """Makes the Secrets, ConfigMaps, service account and priority that users bring themselves."""
         manifests = self.rendered()
         own = {manifest["metadata"]["name"] for manifest in manifests}
+        accounts = {manifest["metadata"]["name"] for manifest in manifests if manifest["kind"] == "ServiceAccount"}
         wanted: dict[tuple[str, str], dict[str, str]] = {}
         for spec in filter(None, map(pod_of, manifests)):
             for resource, name, keys in references(spec):
@@ -64,7 +65,7 @@ class Release:
             if "priorityClassName" in spec:
                 priority = {"metadata": {"name": spec["priorityClassName"]}, "value": 1000}
                 self._make("/apis/scheduling.k8s.io/v1/priorityclasses", priority)
-            if "serviceAccountName" in spec:
+            if spec.get("serviceAccountName", "default") not in {"default", *accounts}:
                 account = {"metadata": {"name": spec["serviceAccountName"]}}
                 self._make(f"/api/v1/namespaces/{self.namespace}/serviceaccounts", account)
         for (resource, name), content in wanted.items():

@@ -1,28 +1,5 @@
 {{- /* The common part of backup and restore: one pod that runs a command against all shards. */}}
 
-{{- define "histospec.backup.check" -}}
-{{- $v := .Values }}
-{{- $to := $v.backup.destination }}
-{{- if and $to.persistentVolumeClaim $to.url }}
-{{- fail "backup.destination.persistentVolumeClaim and backup.destination.url: set only one of them" }}
-{{- end }}
-{{- if not (or $to.persistentVolumeClaim $to.url) }}
-{{- fail "backup.enabled needs a destination: set backup.destination.persistentVolumeClaim or backup.destination.url" }}
-{{- end }}
-{{- if and $to.existingSecret (not $to.url) }}
-{{- fail "backup.destination.existingSecret holds credentials for backup.destination.url: set that, too" }}
-{{- end }}
-{{- if and (eq $v.mode "daemonset") (eq $v.store.kind "sqlite") }}
-{{- fail "backup.enabled: in mode daemonset with store.kind sqlite, no address reaches all shards; use store.kind redis, or back up each node's folder" }}
-{{- end }}
-{{- if and $v.tokens.existingSecret (not $v.backup.tokenSecret) }}
-{{- fail "backup.enabled: with tokens.existingSecret, set backup.tokenSecret to a Secret that holds a token with the right to admin, and backup.tokenKey to its key" }}
-{{- end }}
-{{- if and $v.tls.clientCA.existingSecret (not $v.backup.tlsSecret) }}
-{{- fail "backup.enabled: the shards ask for client certificates (tls.clientCA); set backup.tlsSecret to a Secret with ca.crt, tls.crt and tls.key" }}
-{{- end }}
-{{- end }}
-
 {{- /* The Secret with the token for the shards; empty if they ask for none. */}}
 {{- define "histospec.backup.tokenSecret" -}}
 {{- if .Values.backup.tokenSecret }}
@@ -37,12 +14,10 @@ app.kubernetes.io/name: {{ include "histospec.name" . }}-backup
 app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end }}
 
-{{- define "histospec.backup.labels" -}}
-{{ include "histospec.backup.selector" . }}
-app.kubernetes.io/component: backup
-app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
-app.kubernetes.io/managed-by: {{ .Release.Service }}
-helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+{{- /* The metadata of an object for backups. Takes root and name. */}}
+{{- define "histospec.backup.metadata" -}}
+{{- include "histospec.metadata" (dict "root" .root "selector" (include "histospec.backup.selector" .root)
+  "labels" (dict "app.kubernetes.io/component" "backup") "name" (printf "%s-%s" (include "histospec.fullname" .root) .name)) }}
 {{- end }}
 
 {{- define "histospec.backup.place" -}}
@@ -64,7 +39,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 - --token-file
 - /etc/histospec/token/{{ $v.backup.tokenKey }}
 {{- end }}
-{{- if $v.tls.existingSecret }}
+{{- if include "histospec.tlsSecret" . }}
 - --tls-ca
 - /etc/histospec/tls/ca.crt
 {{- if $v.tls.clientCA.existingSecret }}
@@ -84,9 +59,8 @@ backoffLimit: 2
 activeDeadlineSeconds: {{ $v.backup.deadlineSeconds }}
 template:
   metadata:
-    labels:
-      {{- include "histospec.backup.labels" $root | nindent 6 }}
-      {{- with $v.backup.podLabels }}{{ toYaml . | nindent 6 }}{{ end }}
+    labels: {{- include "histospec.labels" (dict "root" $root "selector" (include "histospec.backup.selector" $root)
+      "labels" (merge (dict "app.kubernetes.io/component" "backup") ($v.backup.podLabels | default dict))) | nindent 6 }}
     {{- with $v.backup.podAnnotations }}
     annotations: {{- toYaml . | nindent 6 }}
     {{- end }}
@@ -94,7 +68,7 @@ template:
     restartPolicy: Never
     automountServiceAccountToken: false
     enableServiceLinks: false
-    {{- with $v.backup.serviceAccountName }}
+    {{- with include "histospec.serviceAccount" (dict "account" $v.backup.serviceAccount "name" (printf "%s-backup" (include "histospec.fullname" $root))) }}
     serviceAccountName: {{ . }}
     {{- end }}
     {{- with $v.imagePullSecrets }}
@@ -128,7 +102,7 @@ template:
             mountPath: /etc/histospec/token
             readOnly: true
           {{- end }}
-          {{- if $v.tls.existingSecret }}
+          {{- if include "histospec.tlsSecret" $root }}
           - name: tls
             mountPath: /etc/histospec/tls
             readOnly: true
@@ -149,7 +123,7 @@ template:
           defaultMode: 0440
           items: [{key: {{ $v.backup.tokenKey }}, path: {{ $v.backup.tokenKey }}}]
       {{- end }}
-      {{- with $v.tls.existingSecret }}
+      {{- with include "histospec.tlsSecret" $root }}
       - name: tls
         secret:
           secretName: {{ $v.backup.tlsSecret | default . }}

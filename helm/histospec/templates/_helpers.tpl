@@ -19,13 +19,23 @@ app.kubernetes.io/name: {{ include "histospec.name" . }}
 app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end }}
 
+{{- /* Labels: an object's own, then the chart's, then commonLabels. Takes root, and perhaps labels and a selector other than
+that of the shards. */}}
 {{- define "histospec.labels" -}}
-{{ include "histospec.selector" . }}
-app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
-app.kubernetes.io/managed-by: {{ .Release.Service }}
-helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
-{{- with .Values.commonLabels }}
-{{ toYaml . }}
+{{- $selector := .selector | default (include "histospec.selector" .root) | fromYaml }}
+{{- $standard := dict "app.kubernetes.io/version" .root.Chart.AppVersion "app.kubernetes.io/managed-by" .root.Release.Service
+  "helm.sh/chart" (printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_") }}
+{{- /* A label of a selector in commonLabels would let Services find the pods of backups and tests. */}}
+{{- $common := omit (.root.Values.commonLabels | default dict) "app.kubernetes.io/name" "app.kubernetes.io/instance" }}
+{{- merge dict (.labels | default dict) $selector $standard $common | toYaml }}
+{{- end }}
+
+{{- /* The metadata of an object. Takes what histospec.labels takes, name, and perhaps annotations. */}}
+{{- define "histospec.metadata" -}}
+name: {{ .name }}
+labels: {{- include "histospec.labels" . | nindent 2 }}
+{{- with merge dict (.annotations | default dict) (.root.Values.commonAnnotations | default dict) }}
+annotations: {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- end }}
 
@@ -93,9 +103,8 @@ app.kubernetes.io/part-of: {{ include "histospec.fullname" . }}
 {{ include "histospec.fullname" . }}{{ if ne .Values.service.type "ClusterIP" }}-http{{ end }}
 {{- end }}
 
-{{- /* The host names of the HTTP port, as a TOML list: those of the Services and their pods, then the user's. */}}
-{{- define "histospec.httpHosts" -}}
-{{- $hosts := list }}
+{{- /* The names of the Services and of their pods, as a YAML list. */}}
+{{- define "histospec.hostNames" -}}
 {{- $headless := printf "%s-headless" (include "histospec.fullname" .) }}
 {{- $services := list (include "histospec.fullname" .) (include "histospec.httpService" .) }}
 {{- if eq .Values.mode "statefulset" }}
@@ -103,10 +112,24 @@ app.kubernetes.io/part-of: {{ include "histospec.fullname" . }}
 {{- end }}
 {{- range $service := uniq $services }}
 {{- range list "" ".NAMESPACE" ".NAMESPACE.svc" ".NAMESPACE.svc.cluster.local" }}
-{{- $hosts = append $hosts (printf "%s%s" $service (replace "NAMESPACE" $.Release.Namespace .)) }}
+- {{ printf "%s%s" $service (replace "NAMESPACE" $.Release.Namespace .) | quote }}
 {{- end }}
 {{- end }}
-{{- concat $hosts (index .Values.options "http-hosts" | default list) | toJson }}
+{{- end }}
+
+{{- /* The Secret with the certificate of the shards; empty without TLS. */}}
+{{- define "histospec.tlsSecret" -}}
+{{- if .Values.tls.certManager.enabled }}
+{{- include "histospec.fullname" . }}-tls
+{{- else }}
+{{- .Values.tls.existingSecret }}
+{{- end }}
+{{- end }}
+
+{{- /* The name of a pod's service account; empty for the namespace's default. Takes account, its values, and name, that of an
+account that the chart makes. */}}
+{{- define "histospec.serviceAccount" -}}
+{{- .account.name | default (.account.create | ternary .name "") }}
 {{- end }}
 
 {{- /* Whether each shard has a persistent volume. */}}
@@ -121,10 +144,11 @@ app.kubernetes.io/part-of: {{ include "histospec.fullname" . }}
 
 {{- /* Whether `helm test` can authenticate without further values. */}}
 {{- define "histospec.tests" -}}
-{{- $open := and (not .Values.tls.existingSecret) (not .Values.tokens.existingSecret) }}
-{{- if and .Values.test.enabled (or .Values.test.args $open) }}true{{ end }}
+{{- $trusts := and (or .Values.tls.certManager.enabled (not .Values.tls.existingSecret)) (not .Values.tls.clientCA.existingSecret) }}
+{{- if and .Values.test.enabled (or .Values.test.args (and $trusts (not .Values.tokens.existingSecret))) }}true{{ end }}
 {{- end }}
 
-{{- define "histospec.drainSeconds" -}}
-{{ index .Values.options "drain-seconds" | default 20 }}
+{{- /* Seconds that a shard needs to end: the wait before SIGTERM, and the drain. */}}
+{{- define "histospec.endSeconds" -}}
+{{- add .Values.preStopSeconds (index .Values.options "drain-seconds" | default 20 | float64 | ceil | int) }}
 {{- end }}

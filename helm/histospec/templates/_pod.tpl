@@ -1,10 +1,7 @@
 {{- /* The pod of a shard, the same under a StatefulSet and a DaemonSet. */}}
 {{- define "histospec.pod" -}}
 metadata:
-  labels:
-    {{- include "histospec.labels" . | nindent 4 }}
-    app.kubernetes.io/component: shard
-    {{- with .Values.podLabels }}{{ toYaml . | nindent 4 }}{{ end }}
+  labels: {{- include "histospec.labels" (dict "root" . "labels" (merge (dict "app.kubernetes.io/component" "shard") (.Values.podLabels | default dict))) | nindent 4 }}
   annotations:
     # A change of the options restarts the shards.
     checksum/config: {{ include "histospec.toml" . | sha256sum }}
@@ -12,7 +9,7 @@ metadata:
 spec:
   automountServiceAccountToken: false
   enableServiceLinks: false  # otherwise Kubernetes would add HISTOSPEC_… variables of its own
-  {{- with .Values.serviceAccountName }}
+  {{- with include "histospec.serviceAccount" (dict "account" .Values.serviceAccount "name" (include "histospec.fullname" .)) }}
   serviceAccountName: {{ . }}
   {{- end }}
   {{- with .Values.imagePullSecrets }}
@@ -34,7 +31,7 @@ spec:
   dnsConfig: {{- toYaml . | nindent 4 }}
   {{- end }}
   securityContext: {{- toYaml .Values.podSecurityContext | nindent 4 }}
-  terminationGracePeriodSeconds: {{ add .Values.preStopSeconds (include "histospec.drainSeconds" . | float64 | ceil | int) 10 }}
+  terminationGracePeriodSeconds: {{ int .Values.terminationGracePeriodSeconds | default (add 10 (include "histospec.endSeconds" .)) }}
   containers:
     - name: histospec
       image: {{ include "histospec.image" . | quote }}
@@ -78,7 +75,7 @@ spec:
         {{- toYaml .Values.livenessProbe | nindent 8 }}
       # Both fail as soon as a drain begins.
       readinessProbe:
-        {{- if .Values.tls.existingSecret }}
+        {{- if include "histospec.tlsSecret" . }}
         httpGet:
           path: /readyz
           port: http
@@ -199,7 +196,7 @@ spec:
 {{- end }}
 
 {{- define "histospec.secret.tls" -}}
-{{- with .Values.tls.existingSecret -}}
+{{- with include "histospec.tlsSecret" . -}}
 - name: tls
   secret:
     secretName: {{ . }}
@@ -237,7 +234,7 @@ memory = {{ . | quote }}
 {{- if include "histospec.tokensSecret" . }}
 tokens = "/etc/histospec/tokens/tokens.toml"
 {{- end }}
-{{- if .Values.tls.existingSecret }}
+{{- if include "histospec.tlsSecret" . }}
 tls-cert = "/etc/histospec/tls/tls.crt"
 tls-key = "/etc/histospec/tls/tls.key"
 {{- end }}
@@ -248,7 +245,7 @@ tls-client-ca = "/etc/histospec/client-ca/ca.crt"
 insecure = true
 {{- end }}
 # The names of the Services, at which the HTTP port answers besides the pod's address.
-http-hosts = {{ include "histospec.httpHosts" . }}
+http-hosts = {{ concat (include "histospec.hostNames" . | fromYamlArray) (index .Values.options "http-hosts" | default list) | toJson }}
 {{- range $key, $value := omit .Values.options "disk" "memory" "http-hosts" }}
 {{ $key }} = {{ toJson $value }}
 {{- end }}

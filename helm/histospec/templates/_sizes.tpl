@@ -6,9 +6,6 @@
 {{- $factors := dict "" 1.0 "n" 1e-9 "u" 1e-6 "m" 1e-3 "k" 1e3 "K" 1e3 "M" 1e6 "G" 1e9 "T" 1e12 "P" 1e15 "E" 1e18
   "Ki" 1024.0 "Mi" 1048576.0 "Gi" 1073741824.0 "Ti" 1099511627776.0 "Pi" 1125899906842624.0 "Ei" 1152921504606846976.0 }}
 {{- $suffix := trimPrefix $number $text }}
-{{- if or (not (regexMatch "[0-9]" $number)) (not (hasKey $factors $suffix)) }}
-{{- printf "%v is not a quantity; give a number with a unit, such as 10Gi or 500M" . | fail }}
-{{- end }}
 {{- mulf (float64 $number) (get $factors $suffix) | printf "%.0f" }}
 {{- end }}
 
@@ -71,36 +68,6 @@ index, and an alert fires above 85 %. Takes root, limit in bytes. */}}
 {{- .Values.options.disk }}
 {{- else if $volume }}
 {{- mulf (include "histospec.bytes" $volume | float64) 0.9 | include "histospec.size" }}
-{{- end }}
-{{- end }}
-{{- end }}
-
-{{- /* Checks of sizes that do not fit each other. */}}
-{{- define "histospec.checkSizes" -}}
-{{- $v := .Values }}
-{{- $limit := include "histospec.memoryLimit" . | default "0" | float64 }}
-{{- if $limit }}
-{{- $memory := include "histospec.bytes" (include "histospec.memory" .) | float64 }}
-{{- $said := printf "options.memory is %s, and resources.limits.memory is %v" (include "histospec.memory" .) $v.resources.limits.memory }}
-{{- $most := include "histospec.largestIndex" (dict "root" . "limit" $limit) | float64 }}
-{{- $least := include "histospec.size" (subf $limit $most) }}
-{{- if lt $most 1048576.0 }}
-{{- printf "resources.limits.memory is %v, and the process needs that much besides its index: raise the limit, or lower options.max-backlog" $v.resources.limits.memory | fail }}
-{{- end }}
-{{- if ge $memory $limit }}
-{{- printf "%s: the index alone would fill the container. Give it at most %s, leave options.memory empty, or raise the limit" $said (include "histospec.size" $most) | fail }}
-{{- end }}
-{{- if and (gt $memory $most) (not $v.sizing.allowTight) }}
-{{- printf "%s: the process needs %s besides its index, or the kernel may kill it. Give the index at most %s, leave options.memory empty, raise the limit, or set sizing.allowTight to true" $said $least (include "histospec.size" $most) | fail }}
-{{- end }}
-{{- end }}
-{{- if and (ne $v.store.kind "sqlite") $v.options.disk }}
-{{- fail "options.disk limits the file of store.kind sqlite; for Redis, set its maxmemory" }}
-{{- end }}
-{{- $volume := include "histospec.volumeSize" . }}
-{{- if and $volume $v.options.disk }}
-{{- if gt (include "histospec.bytes" $v.options.disk | float64) (include "histospec.bytes" $volume | float64) }}
-{{- printf "options.disk is %s, but the volume has only %s (%s): leave options.disk empty for 90 %% of the volume, or enlarge it" $v.options.disk $volume (include "histospec.claims" . | empty | ternary "emptyDir.dataSize" "persistence.size") | fail }}
 {{- end }}
 {{- end }}
 {{- end }}

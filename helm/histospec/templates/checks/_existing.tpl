@@ -1,6 +1,7 @@
 {{- /* Checks of what an upgrade would do to existing shards and their histories. `lookup` finds them only if Helm can ask the
 cluster: `helm template` does not ask, and `helm rollback` renders nothing. */}}
 {{- define "histospec.checkExisting" -}}
+{{- include "histospec.checkTokens" . }}
 {{- $live := lookup "apps/v1" "StatefulSet" .Release.Namespace (include "histospec.fullname" .) }}
 {{- $with := dict "root" . "live" $live }}
 {{- if ne .Values.mode "statefulset" }}
@@ -15,12 +16,23 @@ cluster: `helm template` does not ask, and `helm rollback` renders nothing. */}}
 {{- end }}
 {{- end }}
 
+{{- define "histospec.checkTokens" -}}
+{{- $name := include "histospec.tokensSecret" . }}
+{{- if include "histospec.makesTokens" . }}
+{{- with lookup "v1" "Secret" .Release.Namespace $name }}
+{{- if not (hasKey (.data | default dict) "tokens.toml") }}
+{{- printf "Secret %s exists without a key tokens.toml: delete it, so that the chart creates a new one, or name your own in tokens.existingSecret" $name | include "histospec.problem" }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end }}
+
 {{- /* Helm deletes the StatefulSet if the release becomes a DaemonSet. */}}
 {{- define "histospec.checkMode" -}}
 {{- $live := .live }}
 {{- if and $live ($live.spec).volumeClaimTemplates (ne (toString .root.Values.scaleDown.confirmReplicas) "0") }}
 {{- $deletes := eq (($live.spec.persistentVolumeClaimRetentionPolicy).whenDeleted | default "Retain") "Delete" }}
-{{- printf "mode is daemonset, and the shards of StatefulSet %s have their histories on volumes: Helm would delete the StatefulSet%s, and no shard of a DaemonSet reads its volumes. Export the histories first (`histospec snapshot FILE --from ENDPOINT`), import them afterwards (`histospec restore FILE --to ENDPOINT --merge`): docs/kubernetes.md has the steps under Upgrade. Then set scaleDown.confirmReplicas to 0, too" $live.metadata.name ($deletes | ternary " and its volumes" "") | fail }}
+{{- printf "mode is daemonset, and the shards of StatefulSet %s have their histories on volumes: Helm would delete the StatefulSet%s, and no shard of a DaemonSet reads its volumes. Export the histories first (`histospec snapshot FILE --from ENDPOINT`), import them afterwards (`histospec restore FILE --to ENDPOINT --merge`): docs/kubernetes.md has the steps under Upgrade. Then set scaleDown.confirmReplicas to 0, too" $live.metadata.name ($deletes | ternary " and its volumes" "") | include "histospec.problem" }}
 {{- end }}
 {{- end }}
 
@@ -37,10 +49,10 @@ cluster: `helm template` does not ask, and `helm rollback` renders nothing. */}}
 {{- $had := first (.live.spec.volumeClaimTemplates | default (list dict)) }}
 {{- if and $had (not $claims) }}
 {{- $value := eq $v.store.kind "sqlite" | ternary "persistence.enabled is false" (printf "store.kind is %s" $v.store.kind) }}
-{{- printf "%s, and the shards of StatefulSet %s have their histories on volumes: Kubernetes cannot remove the volumes of a StatefulSet, and the new shards would not read them. 1. Export the histories: %s. 2. %s. 3. Upgrade again. 4. Import the histories: %s. %s" $value $name $export $orphan $import $docs | fail }}
+{{- printf "%s, and the shards of StatefulSet %s have their histories on volumes: Kubernetes cannot remove the volumes of a StatefulSet, and the new shards would not read them. 1. Export the histories: %s. 2. %s. 3. Upgrade again. 4. Import the histories: %s. %s" $value $name $export $orphan $import $docs | include "histospec.problem" }}
 {{- else if and $claims (not $had) }}
 {{- /* A new StatefulSet would adopt pods without volumes, and could not add volumes to them. */}}
-{{- printf "store.kind is sqlite and persistence.enabled is true, and StatefulSet %s has no volumes: Kubernetes cannot add any. 1. Export the histories: %s. 2. `%s delete statefulset %s`, which ends the shards. 3. Upgrade again. 4. Import the histories: %s. %s" $name $export $kubectl $name $import $docs | fail }}
+{{- printf "store.kind is sqlite and persistence.enabled is true, and StatefulSet %s has no volumes: Kubernetes cannot add any. 1. Export the histories: %s. 2. `%s delete statefulset %s`, which ends the shards. 3. Upgrade again. 4. Import the histories: %s. %s" $name $export $kubectl $name $import $docs | include "histospec.problem" }}
 {{- else if $claims }}
 {{- $size := $had.spec.resources.requests.storage }}
 {{- $grows := subf (include "histospec.bytes" $v.persistence.size | float64) (include "histospec.bytes" $size | float64) }}
@@ -60,7 +72,7 @@ cluster: `helm template` does not ask, and `helm rollback` renders nothing. */}}
 {{- $keep := printf "1. %s. 2. Upgrade again. Existing volumes stay unchanged; added shards get the new kind" $orphan }}
 {{- $shrink := "Volumes cannot shrink: leave persistence.size unchanged, or move the histories to new volumes" }}
 {{- $steps := lt $grows 0.0 | ternary $shrink (gt $grows 0.0 | ternary $patch $keep) }}
-{{- printf "%s: Kubernetes cannot change that in a StatefulSet. %s. %s" (join "; " $changed) $steps $docs | fail }}
+{{- printf "%s: Kubernetes cannot change that in a StatefulSet. %s. %s" (join "; " $changed) $steps $docs | include "histospec.problem" }}
 {{- end }}
 {{- end }}
 {{- end }}
@@ -81,7 +93,7 @@ cluster: `helm template` does not ask, and `helm rollback` renders nothing. */}}
 {{- /* Stopping all shards loses nothing if the volumes are kept. */}}
 {{- $stops := and (eq $wanted 0) $kept }}
 {{- if and (lt $wanted $now) (not $stops) }}
-{{- printf "replicas is %d, and %d shards run, each with its own history in SQLite: the remaining shards do not have the history of the removed ones%s. Export the histories first (`histospec snapshot FILE --from ENDPOINT`), import them afterwards (`histospec restore FILE --to ENDPOINT --merge`): docs/backup.md has the steps. Then set scaleDown.confirmReplicas to %d, too. Leave replicas at %d to change nothing" $wanted $now ($kept | ternary "" ", which is deleted") $wanted $now | fail }}
+{{- printf "replicas is %d, and %d shards run, each with its own history in SQLite: the remaining shards do not have the history of the removed ones%s. Export the histories first (`histospec snapshot FILE --from ENDPOINT`), import them afterwards (`histospec restore FILE --to ENDPOINT --merge`): docs/backup.md has the steps. Then set scaleDown.confirmReplicas to %d, too. Leave replicas at %d to change nothing" $wanted $now ($kept | ternary "" ", which is deleted") $wanted $now | include "histospec.problem" }}
 {{- end }}
 {{- else if and $wanted $claims }}
 {{- $prefix := printf "data-%s-" (include "histospec.fullname" .root) }}
@@ -97,7 +109,7 @@ cluster: `helm template` does not ask, and `helm rollback` renders nothing. */}}
 {{- end }}
 {{- end }}
 {{- if $unread }}
-{{- printf "replicas is %d, and volumes of further shards exist (%s), each with its own history in SQLite, which no other shard reads. Set replicas to %d to use all histories, and then scale down as docs/backup.md says; or delete the volumes whose history you do not need; or set scaleDown.confirmReplicas to %d, too, to leave them unread" $wanted (join ", " $unread | trunc 200) $all $wanted | fail }}
+{{- printf "replicas is %d, and volumes of further shards exist (%s), each with its own history in SQLite, which no other shard reads. Set replicas to %d to use all histories, and then scale down as docs/backup.md says; or delete the volumes whose history you do not need; or set scaleDown.confirmReplicas to %d, too, to leave them unread" $wanted (join ", " $unread | trunc 200) $all $wanted | include "histospec.problem" }}
 {{- end }}
 {{- end }}
 {{- end }}
