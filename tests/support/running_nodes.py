@@ -182,10 +182,9 @@ class RunningNodes(FakeNodes):
 
 def _here(text: str, mounts: dict[str, Path], host: str) -> str:
     """A text of a pod with this machine's folders and the address of the pod."""
-    text = text.replace("0.0.0.0:", f"{host}:")
-    for path in sorted(mounts, key=len, reverse=True):
-        text = re.sub(rf'(?<![\w./-]){re.escape(path)}(?=["/]|$)', str(mounts[path]), text)
-    return text
+    paths = "|".join(re.escape(path) for path in sorted(mounts, key=len, reverse=True))
+    text = re.sub(rf'(?<![\w./-])({paths})(?=["/]|$)', lambda found: str(mounts[found[1]]), text)
+    return text.replace("0.0.0.0:", f"{host}:")
 
 
 class _Kubelet:
