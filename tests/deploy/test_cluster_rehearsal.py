@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from histospec.client import DraftClient, ServerError
+from histospec.client import DraftClient, PermissionDenied
 from tests.support.control_plane import Cluster, asked_for, running
 from tests.support.histories import Written, expected, found, write, writings
 from tests.support.programs import ROOT, program
@@ -106,7 +106,7 @@ class Run:
         try:
             with DraftClient(self._nodes.endpoint("rl"), "a-run-1", token=token, deadline=60.0) as client:
                 client.history(self._written[0].prompt, self._written[0].name)
-        except ServerError:
+        except PermissionDenied:
             return False
         return True
 

@@ -150,9 +150,9 @@ def test_the_chart_is_pushed_to_a_registry_and_installed_from_there(tmp_path: Pa
     assert [command.split()[0] for command in commands] == ["scripts/package-chart", "helm"]
     with subprocess.Popen([registry, "serve", tmp_path / "registry.yml"], stderr=subprocess.PIPE) as process:
         try:
-            lines = process.stderr
-            assert lines is not None
-            eventually(lambda: b"listening on" in lines.readline(), "the registry does not listen")
+            said = process.stderr
+            assert said is not None
+            eventually(lambda: b"listening on" in said.readline(), "the registry does not listen")
             for command in commands:
                 local = command.replace("ghcr.io/${GITHUB_REPOSITORY,,}", mine).replace(
                     "build/chart", str(tmp_path / "c")

@@ -32,12 +32,13 @@ SHARDS = "app.kubernetes.io/component=shard"
 
 @dataclass
 class Running:
-    """A pod that runs. best: its status once it is ready, or has succeeded."""
+    """A pod that runs. best: its status once it is ready, or has succeeded. mounts: its folders by their paths."""
 
     namespace: str
     name: str
     host: str
     best: Object
+    mounts: dict[str, Path]
     process: Child
     told: Object | None = None
     ending: bool = False
@@ -49,6 +50,13 @@ class Running:
             return None
         self.told = status
         return status
+
+    def log(self) -> str:
+        """What the process has said, with the paths of the pod."""
+        text = self.process.so_far()
+        for path, folder in self.mounts.items():
+            text = text.replace(str(folder), path)
+        return text
 
     def has_ended(self) -> bool:
         """Sends SIGTERM at the first call. Whether the process has ended."""
@@ -139,7 +147,7 @@ class RunningNodes(FakeNodes):
             value = {"metadata.name": meta["name"], "spec.nodeName": pod["spec"]["nodeName"]}.get(field)
             environment[variable["name"]] = value or variable["value"]
         process = histospec(*words, env=environment)
-        running = Running(meta["namespace"], meta["name"], host, super()._begun(pod), process)
+        running = Running(meta["namespace"], meta["name"], host, super()._begun(pod), mounts, process)
         self._by_uid[meta["uid"]] = running
         self.pods.append(running)
         return running.news() or {}
@@ -182,10 +190,9 @@ class RunningNodes(FakeNodes):
 
 def _here(text: str, mounts: dict[str, Path], host: str) -> str:
     """A text of a pod with this machine's folders and the address of the pod."""
-    text = text.replace("0.0.0.0:", f"{host}:")
-    for path in sorted(mounts, key=len, reverse=True):
-        text = re.sub(rf'(?<![\w./-]){re.escape(path)}(?=["/]|$)', str(mounts[path]), text)
-    return text
+    paths = "|".join(re.escape(path) for path in sorted(mounts, key=len, reverse=True))
+    text = re.sub(rf'(?<![\w./-])({paths})(?=["/]|$)', lambda found: str(mounts[found[1]]), text)
+    return text.replace("0.0.0.0:", f"{host}:")
 
 
 class _Kubelet:
@@ -199,7 +206,7 @@ class _Kubelet:
             def do_GET(self) -> None:
                 _, _, namespace, name, _ = self.path.partition("?")[0].split("/")
                 found = [pod for pod in nodes.pods if (pod.namespace, pod.name) == (namespace, name)]
-                text = found[-1].process.so_far().encode() if found else b""
+                text = found[-1].log().encode() if found else b""
                 self.send_response(200 if found else 404)
                 self.send_header("Content-Length", str(len(text)))
                 self.end_headers()
