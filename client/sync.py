@@ -12,7 +12,7 @@ from histospec.client.config import Breaker, Limits, Timeouts, Tls, configure
 from histospec.client.core.core import Core
 from histospec.client.core.step import Pending
 from histospec.client.signatures import same_as
-from histospec.client.transport import calls, keeping
+from histospec.client.transport import calls, keeping, rehearsal
 from histospec.client.transport.blocking import BlockingConnections, run
 from histospec.client.transport.pump import Pump
 from histospec.client.transport.stream import Streams
@@ -91,6 +91,9 @@ class DraftClient:
         self._streams = Streams(self._core)
         self._pump.give_up = self._streams.give_up_loop
         self._connections = BlockingConnections(self._core, self._streams, self._pump)
+        self._rehearsals = rehearsal.of(self._core, self._streams, self._pump)
+        if self._rehearsals is not None:
+            weakref.finalize(self, self._rehearsals.end)
         self._dropped = weakref.finalize(self, self._connections.dropped)
         self._dropped.atexit = False  # type: ignore[misc]  # the end of the process closes the connections
 
@@ -171,6 +174,8 @@ class DraftClient:
             ValueError: an argument is malformed; nothing was changed.
             UnknownSession: a session is not open; nothing was changed.
         """
+        if self._rehearsals is not None:
+            self._rehearsals.stepped()
         pending = self._core.send(*args, **kwargs)
         if pending.touched:
             # Without a reference to the client, which a function that waits on the loop would keep alive.
@@ -190,7 +195,10 @@ class DraftClient:
         arguments.instance("pending", pending, Pending, "give what send returned")
         if not pending.done:
             self._pump.wait(lambda: pending.done, max(GRACE, pending.deadline - time.monotonic()))
-        return self._core.collect(pending)
+        drafts = self._core.collect(pending)
+        if self._rehearsals is not None:
+            self._rehearsals.answered()
+        return drafts
 
     @same_as(Core.finish)
     def finish(self, *args: Any, **kwargs: Any) -> None:
@@ -435,6 +443,8 @@ class DraftClient:
         """
         if quiet_grpc.forked():  # the connections belong to the parent
             return
+        if self._rehearsals is not None:
+            self._rehearsals.end()
         if self._connections.begin_end():
             run(self._connections.send_last())
         self._connections.end()

@@ -12,7 +12,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -33,6 +33,7 @@ class Turn(NamedTuple):
 
     p50: float
     """Of a step, from sending the tokens to the drafts."""
+    p99: float
     worker: float
     """CPU time of the worker per step, in the client's calls and between them."""
     service: float
@@ -46,20 +47,22 @@ class Side:
         self._server = server
         self._worker = worker
 
-    def turn(self, batch: int, steps: int) -> Turn:
-        """Makes steps of `batch` sessions."""
+    def turn(self, batch: int, steps: int, pause: float = 0.0, jitter: float = 0.0) -> Turn:
+        """Makes steps of `batch` sessions, and before each a pause of so many seconds, as messages_worker.py says."""
         assert self._worker.stdin is not None
         assert self._worker.stdout is not None
-        before = cpu_seconds(self._server.pid)
-        self._worker.stdin.write(f"{batch} {steps}\n")
+        self._worker.stdin.write(f"{batch} {steps} {pause} {jitter}\n")
         self._worker.stdin.flush()
+        self._worker.stdout.readline()  # once it is warm
+        before = cpu_seconds(self._server.pid)
         seconds, busy = json.loads(self._worker.stdout.readline())
         service = cpu_seconds(self._server.pid) - before
-        return Turn(*(1e6 * value for value in (float(np.median(seconds)), busy / steps, service / steps)))
+        p50, p99 = np.quantile(seconds, [0.5, 0.99]).tolist()
+        return Turn(*(1e6 * value for value in (p50, p99, busy / steps, service / steps)))
 
 
 @contextlib.contextmanager
-def side(tree: Path, flags: list[str]) -> Iterator[Side]:
+def side(tree: Path, flags: Sequence[str]) -> Iterator[Side]:
     """Runs the server and the worker of a checkout."""
     paths = {"PYTHONPATH": f"{tree / '.typing'}{os.pathsep}{tree}"}
     with tempfile.TemporaryDirectory() as name:
@@ -93,7 +96,8 @@ def main() -> None:
     with contextlib.ExitStack() as stack:
         flags = ["--threads", str(args.threads)]
         sides = {tree: stack.enter_context(side(tree.absolute(), flags)) for tree in args.trees}
-        head = ["checkout", "sessions", "p50, us", "of the first", "worker, us", "of it", "service, us", "of it"]
+        figures = [cell for name in ("p50", "p99", "worker", "service") for cell in (f"{name}, us", "of the first")]
+        head = ["checkout", "sessions", *figures]
         print(heading(head), end="")
         for batch in batches:
             count = max(20, 16 * steps // (16 + batch))

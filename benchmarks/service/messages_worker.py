@@ -1,6 +1,8 @@
 """The worker of messages.py: runs with the client of any checkout, so it imports nothing else of this one.
 
-Reads lines "SESSIONS STEPS", and answers each with JSON: the seconds of every step, and the CPU seconds of the process.
+Reads lines "SESSIONS STEPS PAUSE JITTER": so many steps, each after a pause of PAUSE seconds on average (a gamma
+distribution with the coefficient of variation JITTER). Answers each line with "warm" before the first measured step,
+and then with JSON: the seconds of every step without the pauses, and the CPU seconds of the process.
 """
 
 import json
@@ -27,14 +29,16 @@ class Batch:
         self._at = LENGTH
         self._sessions: list[int] = []
 
-    def step(self) -> float:
-        """Makes a step. Returns its seconds."""
+    def step(self, pause: float) -> float:
+        """Makes a step after a pause. Returns its seconds, without the pause."""
         if self._at + GENERATED > LENGTH:
             self._client.finish(self._sessions, commit=False)
             self._sessions = self._client.open([[1 + row % PROBLEMS] for row in range(self._size)])
             self._at = 0
         new = [self._text(row)[self._at : self._at + GENERATED] for row in range(self._size)]
         self._at += GENERATED
+        if pause:
+            time.sleep(pause)
         started = time.perf_counter()
         self._client.step(self._sessions, new)
         return time.perf_counter() - started
@@ -55,13 +59,18 @@ def main() -> None:
             texts.append([text.tolist() for text in changed[RESPONSES:]])
         batches: dict[int, Batch] = {}
         for words in sys.stdin:
-            size, steps = map(int, words.split())
+            size, steps = map(int, words.split()[:2])
+            pause, jitter = map(float, words.split()[2:])
             warm = WARM // 6 if size in batches else WARM
             batch = batches.setdefault(size, Batch(client, texts, size))
+            pauses = iter(
+                rng.gamma(jitter**-2, pause * jitter**2, warm + steps) if jitter else [pause] * (warm + steps)
+            )
             for _ in range(warm):
-                batch.step()
+                batch.step(next(pauses))
+            print("warm", flush=True)
             busy = time.process_time()
-            seconds = [batch.step() for _ in range(steps)]
+            seconds = [batch.step(length) for length in pauses]
             print(json.dumps([seconds, time.process_time() - busy]), flush=True)
 
 

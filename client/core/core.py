@@ -370,6 +370,15 @@ class Core:
             if shard.stream is not None:
                 shard.stream.give_up(part)
 
+    @_locked
+    def rehearse(self) -> list[Shard]:
+        """Leaves an empty step for every shard that is healthy and owes nothing. Returns these shards."""
+        return [shard for shard in self.shards if shard.rehearse()]
+
+    def rehearsing(self, shards: Sequence[Shard]) -> bool:
+        """Returns whether one of these shards still owes the answer to an empty step. Takes no lock."""
+        return any(stream.rehearsal for shard in shards if (stream := shard.stream) is not None)
+
     def _lose_silent(self, now: float) -> None:
         """Gives up leaving shards that have fallen silent. They get no steps, so no late draft would show this."""
         for shard in self._members.leaving:

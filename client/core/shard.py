@@ -139,6 +139,14 @@ class Shard:
         self._send_commits(stream, now, capacity)
         pending.touched.append(self)
 
+    def rehearse(self) -> bool:
+        """Leaves an empty step, if the shard is healthy and owes no answer. Returns whether it did."""
+        stream = self.stream
+        if self._shared.closed or self.breaker.state != "closed" or stream is None or not stream.may_rehearse:
+            return False
+        stream.queue_rehearsal()
+        return True
+
     def flush(self, now: float) -> bool:
         """Leaves a message with the opens and closes that wait. Returns whether there is anything to write or wait for.
 

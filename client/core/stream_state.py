@@ -67,6 +67,8 @@ class StreamState:
     """The largest number of a session that a message opened."""
     reopened: int = 0
     """Sessions that were open before, on this stream or another."""
+    rehearsal: int = 0
+    """The message with an empty step that the server has not answered yet; 0: none."""
     late: int = 0
     """Late steps to report to the server with the next step."""
     refused: dict[int, str] = field(default_factory=dict)
@@ -90,6 +92,11 @@ class StreamState:
     def owes(self) -> bool:
         """Whether the server still owes an answer."""
         return bool(self.waiting or self.commits)
+
+    @property
+    def may_rehearse(self) -> bool:
+        """Whether nothing is in flight that an empty step could delay."""
+        return self.connected and not (self.outbox or self.owes or self.rehearsal)
 
     # ---- what the client sends -------------------------------------------------------------------------------------
 
@@ -168,6 +175,13 @@ class StreamState:
             step.late, self.late = self.late, 0
             batch.put_report(step, rows)
         self._queue(message, Awaited(part, rows) if part else None, now=now)
+
+    def queue_rehearsal(self) -> None:
+        """Puts a step without sessions into the outbox. The server answers it, and changes nothing."""
+        message = pb.DraftRequest()
+        message.step.SetInParent()
+        self._queue(message)
+        self.rehearsal = self.queued
 
     def awaits(self, part: Part) -> bool:
         """Returns whether the server still owes an answer to a message of this part."""
@@ -368,6 +382,8 @@ class StreamState:
         self.answers += 1
         if self.answers > self.queued:
             raise GarbledReply(f"sequence: {self.answers} answers to {self.queued} messages")
+        if sequence == self.rehearsal:
+            self.rehearsal = 0
         drafts = part = None
         if (awaited := self.waiting.get(sequence)) is not None:
             drafts = Drafts.parse(response, len(awaited.rows), awaited.most)

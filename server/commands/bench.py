@@ -34,6 +34,7 @@ from histospec.server.output_file import FORCE, is_stdout, written
 from histospec.server.process import run_loop
 from histospec.server.settings.addresses import Address
 
+DECODING = 0.03  # seconds from step to step of a worker: after such a pause, a step takes twice as long as without
 PATIENCE = 5.0  # seconds that running ingests may take after one failed or a signal arrived
 
 
@@ -76,7 +77,7 @@ def _parser() -> ArgumentParser:
         ("--workers", whole(1, 256), 1, "N", "processes"),
         ("--batch", count, 256, "N", "sessions per process"),
         ("--steps", whole(1, 10**7), 300, "N", "steps to run"),
-        ("--interval", amount(0, 3600), 0.0, "SECONDS", "time between steps"),
+        ("--interval", amount(0, 3600), DECODING, "SECONDS", "time between steps, as a GPU decodes; 0: none"),
         ("--deadline", amount(0, 3600, above=True), DEFAULT_DEADLINE, "SECONDS", "deadline of a step"),
         ("--max-tokens", whole(1, MAX_DRAFT), 16, "N", "maximum draft tokens"),
         ("--verify-cost", amount(0, MOST_COST), DEFAULT_VERIFY_COST, "C",
@@ -203,6 +204,7 @@ def _table(figures: dict[str, float]) -> Table:
     table = Table("what", "figure")
     rows = {
         "ingest, tokens per second": f"{figures['ingest_tokens_per_second']:,.0f}",
+        "time between steps": f"{1e3 * figures['interval']:g} ms",
         "steps per second": f"{figures['steps_per_second']:,.1f}",
         "tokens per second": f"{figures['tokens_per_second']:,.0f}",
         "tokens per session and step": f"{figures['tokens_per_step']:.2f}",

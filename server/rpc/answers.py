@@ -119,10 +119,11 @@ class Answers:
         self._refusals.labels(what).inc()
         self.refused += 1
 
-    async def finish(self, answer: Answer, wanted: bool) -> None:
+    async def finish(self, answer: Answer, wanted: bool, measured: bool = True) -> None:
         """Answers an applied message: at once, or once the store has its commits.
 
-        Sends no answer if none is `wanted` and no session is unknown, refused or continued.
+        Sends no answer if none is `wanted` and no session is unknown, refused or continued. `measured`: whether the
+        time to the answer counts.
         """
         if answer.continued:
             answer.response.continued = np.array(list(answer.continued), UINT64).tobytes()
@@ -134,7 +135,7 @@ class Answers:
             self._storing.add(task)
             task.add_done_callback(self._delivered)
         elif wanted or answer.unknown or answer.continued or answer.response.refusals:
-            await self._write(answer)
+            await self._write(answer, measured)
 
     async def _store(self, answer: Answer) -> None:
         """Answers once the store has the responses, or reports that it failed."""
@@ -175,8 +176,9 @@ class Answers:
             log.info("answer not delivered", peer=self._peer, reason=repr(task.exception()))
         self._paid()
 
-    async def _write(self, answer: Answer) -> None:
-        self._seconds.observe(time.perf_counter() - answer.started)  # observe before the client can read the metric
+    async def _write(self, answer: Answer, measured: bool = True) -> None:
+        if measured:
+            self._seconds.observe(time.perf_counter() - answer.started)  # observe before the client can read the metric
         async with self._writing:
             if (size := answer.response.ByteSize()) > SHORT_ANSWER:
                 async with self._answering.unread(peer_of(self._peer), size, math.inf):

@@ -174,6 +174,7 @@ class DraftStream:
         # A client that commits faster than the index accepts waits here; the server does not read its stream meanwhile.
         later = await self._history.refuses_commits() if commits else ""
         answer = self._answers.begin(message.sequence, started)
+        rehearsal = message.step is not None and not message.step.sessions  # changes nothing and counts nowhere
         for opening in message.opens:
             await self._open_session(opening, answer)
             await pacer.after(opening.prompt.size + opening.generated.size + slices.SESSION_WORK)
@@ -183,7 +184,7 @@ class DraftStream:
             self._close_session(close, answer, later)
             await pacer.after(close.generated + slices.SESSION_WORK)
         self._counts["messages"] += 1
-        await self._answers.finish(answer, wanted=message.step is not None or commits)
+        await self._answers.finish(answer, wanted=message.step is not None or commits, measured=not rehearsal)
 
     def _check_rights(self) -> None:
         """Raises Unauthenticated or PermissionDenied if the token has lost a right that the open sessions need."""
@@ -267,7 +268,8 @@ class DraftStream:
             drafts = await slices.step(self._engine, asked, pacer)
         except ValueError as error:  # the engine checks the report
             raise InvalidRequest(f"step.{error}") from None
-        self._metrics.draft_seconds.observe(time.perf_counter() - started)
+        if step.sessions:
+            self._metrics.draft_seconds.observe(time.perf_counter() - started)
         lengths = (drafts.offsets[1:] - drafts.offsets[:-1]).astype(INT32)
         if rows is not None:
             drafted, lengths = lengths, np.zeros(len(ids), INT32)
@@ -280,7 +282,7 @@ class DraftStream:
         answer.response.lengths = lengths.tobytes()
         answer.response.tokens = drafts.tokens.tobytes()
         answer.response.probs = drafts.probs.tobytes()
-        self._counts["steps"] += 1
+        self._counts["steps"] += bool(step.sessions)
         self._counts["late"] += step.late
         if step.late:
             self._metrics.late_steps.inc(step.late)

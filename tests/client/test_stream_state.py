@@ -173,6 +173,7 @@ OPERATIONS = st.lists(
         st.tuples(st.just("lose")),
         st.tuples(st.just("silent"), st.integers(0, 255), TOKENS),
         st.tuples(st.just("flush")),
+        st.tuples(st.just("rehearse"), st.booleans(), st.integers(0, 2)),
     ),
     min_size=8,
     max_size=40,
@@ -224,6 +225,9 @@ def test_server_holds_what_the_worker_generated(
         elif name == "lose" and world.shard.stream is not None:
             world.core.end(world.shard, world.shard.stream, grpc.StatusCode.UNAVAILABLE, "")
             world.exchange()
+        elif name == "rehearse":
+            world.core.rehearse()
+            world.exchange(*arguments)
         elif name == "flush":
             world.core.flush()
             world.exchange()
