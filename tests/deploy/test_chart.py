@@ -187,7 +187,7 @@ def test_a_folder_of_the_node_belongs_to_the_user_of_the_pod(tmp_path: Path) -> 
 
 def test_settings_of_the_cluster_reach_the_pods() -> None:
     values = Path(__file__).parent / "values" / "teams.yaml"
-    manifests = render("--values", values)
+    manifests = render("--values", values, "--set", "schedulerName=volcano")
     spec = shard(manifests)
     assert (spec["runtimeClassName"], spec["schedulerName"]) == ("gvisor", "volcano")
     assert spec["hostAliases"] == [{"ip": "10.0.0.7", "hostnames": ["redis.example.org"]}]

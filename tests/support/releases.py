@@ -53,7 +53,7 @@ class Release:
         return render("--namespace", self.namespace, *self._words, *more)
 
     def prepare(self) -> None:
-        """Makes the Secrets, ConfigMaps, service account and priority that users bring themselves."""
+        """Makes the Secrets, ConfigMaps, service account, priority and runtime that users bring themselves."""
         manifests = self.rendered()
         own = {manifest["metadata"]["name"] for manifest in manifests}
         accounts = {manifest["metadata"]["name"] for manifest in manifests if manifest["kind"] == "ServiceAccount"}
@@ -65,6 +65,9 @@ class Release:
             if "priorityClassName" in spec:
                 priority = {"metadata": {"name": spec["priorityClassName"]}, "value": 1000}
                 self._make("/apis/scheduling.k8s.io/v1/priorityclasses", priority)
+            if "runtimeClassName" in spec:
+                runtime = {"metadata": {"name": spec["runtimeClassName"]}, "handler": "runc"}
+                self._make("/apis/node.k8s.io/v1/runtimeclasses", runtime)
             if spec.get("serviceAccountName", "default") not in {"default", *accounts}:
                 account = {"metadata": {"name": spec["serviceAccountName"]}}
                 self._make(f"/api/v1/namespaces/{self.namespace}/serviceaccounts", account)
