@@ -134,7 +134,9 @@ test-native: setup
 	scripts/test-native
 
 # More processes than cores: these tests often wait for a process to start or a deadline to pass.
-test-python: setup tools
+# The tools are in its recipe: with them as a target beside `setup`, make would start all other tests first.
+test-python: setup
+	scripts/install-tools
 	$(BIN)/pytest -q -n 4 $(BY_FILE) -m "not long" tests --ignore=tests/vllm
 
 test-vllm: test-vllm-$(VLLM_NEW) test-vllm-$(VLLM_OLD)
