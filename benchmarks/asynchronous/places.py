@@ -1,4 +1,4 @@
-"""Verified tokens and tokens per step of asynchronous beside synchronous scheduling, on recorded rollouts.
+"""Compares verified tokens and tokens per step of asynchronous and synchronous scheduling, on recorded rollouts.
 
     python -m benchmarks.asynchronous.places demo-0.jsonl demo-1.jsonl
 
@@ -24,6 +24,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from benchmarks.rl_study.overlap import common_prefix
 from histospec.client import Draft, DraftClient
 from histospec.client.engines.options import Bounds, RequestOptions
 from histospec.client.vllm.asynchronous.asking import Asking, Begun
@@ -141,8 +142,7 @@ class Request:
     def write(self, draft: Sequence[int]) -> list[int]:
         """Verifies a draft. Returns the new tokens: what it has right, and one more; [] after the end."""
         rest = self.response[self.written : self.written + len(draft) + 1]
-        right = next((i for i, (a, b) in enumerate(zip(draft, rest, strict=False)) if a != b), len(draft))
-        new = rest[: right + 1]
+        new = rest[: common_prefix(draft, rest) + 1]
         self.written += len(new)
         return new
 

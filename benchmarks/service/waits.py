@@ -2,7 +2,7 @@
 
 `python -m benchmarks.service.waits [--trees BEFORE NOW]` compares checkouts, each with a server and a worker of its own
 (`messages.py`). `--awake` adds each checkout once more, with an idle-class process on each core, which keeps the cores
-from halting. `--flags --no-keep-awake` gives the servers flags. All take turns: after pauses of 30 ms, of 5 ms, and
+from halting. `--flags --threads 1` gives the servers flags. All take turns: after pauses of 30 ms, of 5 ms, and
 without a pause. Prints a Markdown table; times are medians over the rounds, in microseconds.
 """
 
@@ -85,11 +85,11 @@ def main() -> None:
         print(heading(head), end="")
         for batch in batches:
             ways = {
-                (tree.resolve().name + (", cores awake" if beside else "")): partial(
-                    turns, one, beside, batch, steps, args.jitter
+                (tree.resolve().name + (", cores awake" if spinning else "")): partial(
+                    turns, one, spinning, batch, steps, args.jitter
                 )
                 for tree, one in sides.items()
-                for beside in ([], awake)[: 1 + args.awake]
+                for spinning in ([], awake)[: 1 + args.awake]
             }
             found = by_turns(ways, rounds)
             first = next(iter(found.values()))
