@@ -226,7 +226,7 @@ class DraftClient:
         self._core.finish(*args, **kwargs)
 
     def flush(self, timeout: float | None = None) -> None:
-        """Sends waiting opens and closes, and waits until the server has acknowledged the commits.
+        """Sends waiting opens and closes, and waits until the server has acknowledged the commits and the aborts.
 
         It returns after the timeout in any case, and at once if the breaker is open and no connection attempt runs. The
         client keeps commits that were not acknowledged and sends them again later.

@@ -70,7 +70,7 @@ class Shard:
 
     @property
     def settled(self) -> bool:
-        """Whether it has all messages and has acknowledged every commit, or is lost."""
+        """Whether it has all messages and has acknowledged every commit and abort, or is lost."""
         if not (self.endpoint.address or self.left):
             return False
         return self.stream is None or self.stream.settled

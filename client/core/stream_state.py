@@ -46,6 +46,8 @@ class StreamState:
     """By sequence: drafts that the caller has stopped waiting for; those that arrive are still added to their step."""
     commits: dict[int, list[Commit]] = field(default_factory=dict)
     """By sequence: commits that the server has not acknowledged."""
+    aborts: set[int] = field(default_factory=set)
+    """The messages with aborted responses that the server has not answered yet."""
     server_has: dict[int, int] = field(default_factory=dict)
     """By session: how many generated tokens the server has."""
     in_flight: InFlight = field(default_factory=InFlight)
@@ -85,13 +87,13 @@ class StreamState:
 
     @property
     def settled(self) -> bool:
-        """Whether gRPC has taken every message and the server has acknowledged every commit."""
-        return self.connected and self.written == self.queued and not self.commits
+        """Whether gRPC has taken every message, and the server has acknowledged every commit and every abort."""
+        return self.connected and self.written == self.queued and not (self.commits or self.aborts)
 
     @property
     def owes(self) -> bool:
         """Whether the server still owes an answer."""
-        return bool(self.waiting or self.commits)
+        return bool(self.waiting or self.commits or self.aborts)
 
     @property
     def may_rehearse(self) -> bool:
@@ -221,7 +223,7 @@ class StreamState:
             if aborted is not None or number in self.server_has:
                 message.closes.add(session=number, generated=self.server_has.get(number, 0), aborted=aborted)
                 self._forget(number)
-        self._queue(message)
+        self._queue(message, now=now)
         message, size, batch, left = pb.DraftRequest(), 0, list[Commit](), list[Commit]()
         free = self._limits.sessions - len(self.server_has)
         # The sessions that the server holds come first: their closes free places.
@@ -291,6 +293,8 @@ class StreamState:
                 self.in_flight.sent(self.queued, 0, sum(c.bytes for c in done))
             elif piece.opens:
                 self.in_flight.sent(self.queued, piece.ByteSize(), 0)
+            if any(close.HasField("aborted") for close in piece.closes):
+                self.aborts.add(self.queued)
             self._opened.update((o.session, self.queued) for o in piece.opens)
             self.outbox.append(piece)
         if self.heard is None and self.owes:
@@ -384,6 +388,7 @@ class StreamState:
             raise GarbledReply(f"sequence: {self.answers} answers to {self.queued} messages")
         if sequence == self.rehearsal:
             self.rehearsal = 0
+        self.aborts.discard(sequence)
         drafts = part = None
         if (awaited := self.waiting.get(sequence)) is not None:
             drafts = Drafts.parse(response, len(awaited.rows), awaited.most)

@@ -210,7 +210,7 @@ class Connections(ABC):
     # ---- what waits to be sent ------------------------------------------------------------------------------------
 
     async def flush(self, seconds: float) -> None:
-        """Sends what waits, and waits until the shards have acknowledged the commits."""
+        """Sends what waits, and waits until the shards have acknowledged the commits and the aborts."""
         until = time.monotonic() + seconds
         while touched := self._core.flush():
             await self._turn(partial(self._streams.kick, touched), partial(self._core.settled, touched), until)

@@ -171,6 +171,7 @@ class DraftStream:
         self._check_opens(message)
         self._check_late(message.step)
         commits = any(close.commit for close in message.closes)
+        wanted = message.step is not None or any(close.commit or close.aborted is not None for close in message.closes)
         # A client that commits faster than the index accepts waits here; the server does not read its stream meanwhile.
         later = await self._history.refuses_commits() if commits else ""
         answer = self._answers.begin(message.sequence, started)
@@ -184,7 +185,7 @@ class DraftStream:
             self._close_session(close, answer, later)
             await pacer.after(close.generated + slices.SESSION_WORK)
         self._counts["messages"] += 1
-        await self._answers.finish(answer, wanted=message.step is not None or commits, measured=not rehearsal)
+        await self._answers.finish(answer, wanted, measured=not rehearsal)
 
     def _check_rights(self) -> None:
         """Raises Unauthenticated or PermissionDenied if the token has lost a right that the open sessions need."""
