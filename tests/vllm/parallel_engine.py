@@ -1,22 +1,26 @@
 """Rolls prompts out twice over two workers, with drafts, as a trainer would; writes a file of JSON.
 
-    python parallel_engine.py MODEL PROMPTS(JSON) VERSION FILE SPECULATIVE(JSON)
+    python parallel_engine.py MODEL PROMPTS(JSON) VERSION FILE ARGUMENTS(JSON, of vLLM)
 
 A process of its own with a limit of time: workers that wait for each other wait forever, and then the stack of every
 thread says where. It reads the adapter's environment. `responses` holds a list of token ids for each prompt, of each
 visit; `accepted`: drafted tokens that were; `version`: whether vLLM was told that its weights are of this version;
-`patched`: for each worker, which of vLLM's functions HistoSpec has replaced there.
+`patched`: for each worker, which of vLLM's functions HistoSpec has replaced there. With HISTOSPEC_TEST_KILL=1 the last
+worker is killed in the middle of a third visit; `died`: the error that ended it.
 """
 
 import faulthandler
 import importlib
+import itertools
 import json
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import Any
 
 SECONDS = 420  # of a machine where much else runs; it takes 30
+STEPS_ALIVE = 4
 
 
 def patched(worker: Any) -> list[str]:
@@ -36,7 +40,29 @@ def patched(worker: Any) -> list[str]:
     return sorted(found)
 
 
-def main(model_path: Any, prompts: list[list[int]], version: Any, path: Any, speculative: Any) -> None:
+def pid(worker: Any) -> int:
+    """Runs in a worker."""
+    return os.getpid()
+
+
+def killed(llm: Any, prompts: list[Any], sampling: Any) -> str:
+    """Kills the last worker after some steps of a visit. Returns the name of the error that ends the visit."""
+    last = llm.collective_rpc(pid)[-1]
+    for number, prompt in enumerate(prompts):
+        llm.llm_engine.add_request(f"killed-{number}", prompt, sampling)
+    try:
+        for step in itertools.count():
+            if step == STEPS_ALIVE:
+                os.kill(last, signal.SIGKILL)
+            if not llm.llm_engine.has_unfinished_requests():
+                return ""
+            llm.llm_engine.step()
+    except Exception as error:
+        return type(error).__name__
+    raise AssertionError
+
+
+def main(model_path: Any, prompts: list[list[int]], version: Any, path: Any, arguments: Any) -> None:
     from vllm import LLM, SamplingParams
 
     from tests.support import asynchronous
@@ -45,18 +71,16 @@ def main(model_path: Any, prompts: list[list[int]], version: Any, path: Any, spe
     llm = LLM(
         model=model_path, skip_tokenizer_init=True, dtype="float32", enforce_eager=True, max_model_len=512,
         max_num_seqs=16, kv_cache_memory_bytes=64 << 20, disable_log_stats=False, seed=0,
-        tensor_parallel_size=2,
-        speculative_config=json.loads(speculative),
         async_scheduling=os.environ.get("HISTOSPEC_TEST_ASYNC") == "1",
-        scheduler_cls="histospec.client.vllm.HistoSpecScheduler",
+        **json.loads(arguments),
     )  # fmt: skip
     told = hasattr(llm, "update_weight_version")
     if told:
         llm.update_weight_version(version)
     sampling = SamplingParams(temperature=0, max_tokens=40, detokenize=False)
-    visits = []
+    visits, inputs = [], [{"prompt_token_ids": prompt} for prompt in prompts]
     for _ in range(2):
-        outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], sampling, use_tqdm=False)
+        outputs = llm.generate(inputs, sampling, use_tqdm=False)
         visits.append([list(output.outputs[0].token_ids) for output in outputs])
     metrics = {m.name: getattr(m, "value", None) for m in llm.get_metrics()}
     replaced = llm.collective_rpc(patched)
@@ -64,8 +88,10 @@ def main(model_path: Any, prompts: list[list[int]], version: Any, path: Any, spe
         "patched": replaced,
         "responses": visits,
         "version": told,
-        "accepted": metrics["vllm:spec_decode_num_accepted_tokens"],
+        "accepted": metrics.get("vllm:spec_decode_num_accepted_tokens"),
     }
+    if os.environ.get("HISTOSPEC_TEST_KILL") == "1":
+        result["died"] = killed(llm, inputs, sampling)
     Path(path).write_text(json.dumps(result))
     llm.llm_engine.engine_core.shutdown()
 

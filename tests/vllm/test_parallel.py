@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,40 +14,60 @@ from typing import Any
 import pytest
 
 from histospec.client.vllm import settings
+from tests.support import tiny_policy
+from tests.support.clients import texts
 from tests.support.engines import MakeClient, Prompts
+from tests.support.ports import free_port
 from tests.support.servers import Server
+from tests.support.waiting import eventually
 from tests.vllm.conftest import RUNNER
 
 pytestmark = pytest.mark.vllm
 
 LIMIT = 480  # seconds; beyond the script's own, which then says where it stood
+VERSION = "step7"  # of the weights
+
+
+class Engine:
+    """A run of parallel_engine.py. `result` waits for what it writes, as a dict."""
+
+    def __init__(self, folder: Path, model: str, prompts: Prompts, arguments: Any, environment: dict[str, str]) -> None:
+        folder.mkdir()
+        self._log, self._result = folder / "log", folder / "result.json"
+        script = Path(__file__).with_name("parallel_engine.py")
+        command = [sys.executable, str(script), model, json.dumps(prompts), VERSION, str(self._result)]
+        command.append(json.dumps(arguments))
+        with self._log.open("w") as said:
+            self._process = subprocess.Popen(
+                command, env=os.environ | environment, stdout=said, stderr=said, start_new_session=True
+            )
+
+    def result(self) -> Any:
+        code = self._process.wait(LIMIT)
+        assert code == 0, self._log.read_text()[-8000:]
+        return json.loads(self._result.read_text())
+
+    def kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)  # its workers, too
 
 
 @pytest.fixture
-def rollout(tiny_model: str, server: Server, namespace: str, tmp_path: Path) -> Callable[..., Any]:
-    """rollout(prompts, version, speculative_config) -> what parallel_engine.py writes, as a dict."""
+def rollout(tiny_model: str, server: Server, namespace: str, tmp_path: Path) -> Iterator[Callable[..., Engine]]:
+    """rollout(prompts, arguments of vLLM, model, environment) -> Engine."""
+    engines: list[Engine] = []
 
-    def run(prompts: Prompts, version: Any, speculative: dict[str, Any]) -> Any:
-        environment = {
+    def run(prompts: Prompts, arguments: dict[str, Any], model: str = tiny_model, **environment: str) -> Engine:
+        environment |= {
             "HISTOSPEC_ENDPOINT": server.endpoint, "HISTOSPEC_NAMESPACE": namespace, "HISTOSPEC_DEADLINE": "5",
             "HISTOSPEC_VERIFY_COST": "0.05", "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
         }  # fmt: skip
-        script, log, result = Path(__file__).with_name("parallel_engine.py"), tmp_path / "log", tmp_path / "result.json"
-        command = [sys.executable, str(script), tiny_model, json.dumps(prompts), version, str(result)]
-        command.append(json.dumps(speculative))
-        with log.open("w") as said:
-            process = subprocess.Popen(
-                command, env=os.environ | environment, stdout=said, stderr=said, start_new_session=True
-            )
-            try:
-                code = process.wait(LIMIT)
-            finally:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)  # its workers, too
-        assert code == 0, log.read_text()[-8000:]
-        return json.loads(result.read_text())
+        engines.append(Engine(tmp_path / f"engine-{len(engines)}", model, prompts, arguments, environment))
+        return engines[-1]
 
-    return run
+    yield run
+    for engine in engines:
+        engine.kill()
 
 
 @pytest.mark.parametrize(
@@ -73,7 +93,8 @@ def test_tensor_parallel(
     2. Every response is kept once, as of the version that vLLM was told, whose engine is in a process of its own.
     3. Every worker, in a process of its own, has what belongs into workers.
     """
-    result = rollout(prompts, "step7", drafts["speculative_config"] if method == "custom_class" else drafter(method))
+    own = {} if method == "custom_class" else {"speculative_config": drafter(method)}
+    result = rollout(prompts, {"tensor_parallel_size": 2} | drafts | own).result()
     assert [[[tokens] for tokens in visit] for visit in result["responses"]] == [expected] * 2
     assert result["accepted"] > len(prompts)
     in_workers = {"runner_v2"} if RUNNER == "v2" else {"cpu", "undrafted"}
@@ -83,6 +104,55 @@ def test_tensor_parallel(
     client = make_client(server.endpoint)
     for prompt, group in zip(prompts, expected, strict=True):
         assert [(r.epoch, list(r.tokens)) for r in client.history(prompt)] == [(epoch, group[0])] * 2
+
+
+@pytest.mark.v2
+def test_a_rank_that_dies(
+    rollout: Callable[..., Engine], drafts: dict[str, Any], prompts: Prompts, expected: list[Prompts], server: Server,
+    make_client: MakeClient,
+) -> None:  # fmt: skip
+    """
+    1. A worker is killed in the middle of a visit: vLLM ends with its own error, and so does the process.
+    2. The responses of the visits before are kept, nothing of the visit that ended; no session stays open.
+    """
+    engine = rollout(prompts, {"tensor_parallel_size": 2} | drafts, HISTOSPEC_TEST_KILL="1")
+    assert engine.result()["died"] == "EngineDeadError"
+    client = make_client(server.endpoint)
+    for prompt, group in zip(prompts, expected, strict=True):
+        assert texts(client.history(prompt)) == group * 2
+    eventually(lambda: server.metrics()["histospec_sessions"] == 0)
+
+
+@pytest.mark.v2
+def test_data_parallel_ranks_of_experts_step_together(
+    rollout: Callable[..., Engine], drafts: dict[str, Any], prompts: Prompts, tmp_path: Path, server: Server,
+    make_client: MakeClient,
+) -> None:  # fmt: skip
+    """
+    1. Two engines share the experts of each layer, so they step together. One has fewer prompts: it takes part in steps
+       of the other without requests.
+    2. Their output, twice, is that of engines without drafts. Both draft; every response is kept once for each visit.
+    """
+    model = tiny_policy.make_mixture(tmp_path / "mixture")
+    shares = prompts[:1], prompts[1:]
+
+    def visits(**arguments: Any) -> list[Any]:
+        port = str(free_port())
+        engines = [
+            rollout(share, arguments, model, VLLM_DP_RANK=str(rank), VLLM_DP_RANK_LOCAL=str(rank), VLLM_DP_SIZE="2",
+                    VLLM_DP_MASTER_IP="127.0.0.1", VLLM_DP_MASTER_PORT=port)
+            for rank, share in enumerate(shares)
+        ]  # fmt: skip
+        return [engine.result() for engine in engines]
+
+    plain = visits()
+    drafting = visits(**drafts)
+    assert [result["responses"] for result in drafting] == [result["responses"] for result in plain]
+    assert all(result["accepted"] > len(share) for result, share in zip(drafting, shares, strict=True))
+    client = make_client(server.endpoint)
+    for share, result in zip(shares, drafting, strict=True):
+        for row, prompt in enumerate(share):
+            assert texts(client.history(prompt)) == [visit[row] for visit in result["responses"]]
 
 
 @pytest.mark.parametrize(
