@@ -242,7 +242,7 @@ def configure(
         timeouts=timeouts,
         breaker=breaker or Breaker(),
         limits=limits or Limits(),
-        rehearse=_switch("HISTOSPEC_REHEARSE"),
+        rehearse=switch("HISTOSPEC_REHEARSE", default=True),
         record=os.environ.get("HISTOSPEC_RECORD") or None,
     )
 
@@ -269,12 +269,12 @@ def _deadline(name: str, value: Any) -> float:
     return seconds
 
 
-def _switch(name: str) -> bool:
-    """Returns whether a variable is on, as it is by default."""
-    text = os.environ.get(name) or "1"
-    if text not in ("0", "1"):
+def switch(name: str, default: bool) -> bool:
+    """Returns whether a variable is 1; `default` if it is empty. Raises ConfigurationError for anything but 0 and 1."""
+    text = os.environ.get(name, "")
+    if text not in ("", "0", "1"):
         raise ConfigurationError(f"{name}: must be 0 or 1, is {arguments.shown(text)}")
-    return text == "1"
+    return default if not text else text == "1"
 
 
 def _as_number(text: str) -> float | str:

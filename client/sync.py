@@ -92,8 +92,7 @@ class DraftClient:
         self._pump.give_up = self._streams.give_up_loop
         self._connections = BlockingConnections(self._core, self._streams, self._pump)
         self._rehearsals = rehearsal.of(self._core, self._streams, self._pump)
-        if self._rehearsals is not None:
-            weakref.finalize(self, self._rehearsals.end)
+        weakref.finalize(self, self._rehearsals.end)
         self._dropped = weakref.finalize(self, self._connections.dropped)
         self._dropped.atexit = False  # type: ignore[misc]  # the end of the process closes the connections
 
@@ -174,8 +173,7 @@ class DraftClient:
             ValueError: an argument is malformed; nothing was changed.
             UnknownSession: a session is not open; nothing was changed.
         """
-        if self._rehearsals is not None:
-            self._rehearsals.stepped()
+        self._rehearsals.stepped()
         pending = self._core.send(*args, **kwargs)
         if pending.touched:
             # Without a reference to the client, which a function that waits on the loop would keep alive.
@@ -196,8 +194,7 @@ class DraftClient:
         if not pending.done:
             self._pump.wait(lambda: pending.done, max(GRACE, pending.deadline - time.monotonic()))
         drafts = self._core.collect(pending)
-        if self._rehearsals is not None:
-            self._rehearsals.answered()
+        self._rehearsals.answered()
         return drafts
 
     @same_as(Core.finish)
@@ -443,8 +440,7 @@ class DraftClient:
         """
         if quiet_grpc.forked():  # the connections belong to the parent
             return
-        if self._rehearsals is not None:
-            self._rehearsals.end()
+        self._rehearsals.end()
         if self._connections.begin_end():
             run(self._connections.send_last())
         self._connections.end()

@@ -4,7 +4,7 @@ import logging
 import os
 
 from histospec.client import arguments
-from histospec.client.config import configure
+from histospec.client.config import configure, switch
 from histospec.client.errors import ConfigurationError
 from histospec.protocol.limits import DEFAULT_MAX_DRAFT
 
@@ -14,7 +14,7 @@ DRAFT_TOKENS = 16
 
 def enabled() -> bool:
     """Returns whether an engine's settings for drafts are filled in. Raises ValueError if the variable is invalid."""
-    return switch("HISTOSPEC_ENABLE", False)
+    return switch("HISTOSPEC_ENABLE", default=False)
 
 
 def may_fill_in(obstacle: str | None, logger: logging.Logger) -> bool:
@@ -52,11 +52,3 @@ def tokens(name: str, least: int, auto: bool = False) -> int | None:
             f"{name}: expected {either}an integer from {least} to {DEFAULT_MAX_DRAFT}, got {arguments.shown(text)}"
         )
     return int(text)
-
-
-def switch(name: str, default: bool) -> bool:
-    """Returns whether a variable is 1; `default` if it is empty. Raises ValueError for anything but 0 and 1."""
-    text = os.environ.get(name, "")
-    if text not in ("", "0", "1"):
-        raise ValueError(f"{name}: expected 0 or 1, got {arguments.shown(text)}")
-    return default if not text else text == "1"

@@ -43,11 +43,16 @@ class Rehearsals:
     Args:
         rehearse: called in the thread, with a function that returns whether the step has not begun yet.
         clock: returns seconds that never decrease.
+        on: whether to rehearse at all.
     """
 
     def __init__(
-        self, rehearse: Callable[[Callable[[], bool]], None], clock: Callable[[], float] = time.monotonic
+        self,
+        rehearse: Callable[[Callable[[], bool]], None],
+        clock: Callable[[], float] = time.monotonic,
+        on: bool = True,
     ) -> None:
+        self.on = on
         self._rehearse = rehearse
         self._clock = clock
         self._pauses: deque[float] = deque(maxlen=LAST)
@@ -66,7 +71,7 @@ class Rehearsals:
     def answered(self) -> None:
         """Notes that the worker has the drafts of its step, and expects the next step."""
         self._answered = now = self._clock()
-        if not self._pauses or not SHORTEST_PAUSE <= (pause := median(self._pauses)) <= LONGEST_PAUSE:
+        if not self.on or not self._pauses or not SHORTEST_PAUSE <= (pause := median(self._pauses)) <= LONGEST_PAUSE:
             return
         self._due = due = now + pause - LEAD
         if not self._running:
@@ -94,12 +99,10 @@ class Rehearsals:
             log.exception("HistoSpec: the client rehearses no further steps")
 
 
-def of(core: Core, streams: Streams, pump: Pump) -> Rehearsals | None:
-    """Returns the rehearsals of a client. None if they are switched off, or if the process may use one CPU only."""
+def of(core: Core, streams: Streams, pump: Pump) -> Rehearsals:
+    """Returns the rehearsals of a client. There are none if they are switched off, or with one CPU for the process."""
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    if not core.config.rehearse or cpus < 2:
-        return None
-    return Rehearsals(partial(_rehearse, core, streams, pump))
+    return Rehearsals(partial(_rehearse, core, streams, pump), on=core.config.rehearse and cpus > 1)
 
 
 def _rehearse(core: Core, streams: Streams, pump: Pump, wanted: Callable[[], bool]) -> None:

@@ -27,7 +27,8 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from histospec.client import arguments
-from histospec.client.engines.environment import DRAFT_TOKENS, draft_tokens, enabled, switch, tokens
+from histospec.client.config import switch
+from histospec.client.engines.environment import DRAFT_TOKENS, draft_tokens, enabled, tokens
 from histospec.client.seeds import DEFAULT_REFRESH, SeedPolicy
 
 T = TypeVar("T", int, float)
@@ -66,7 +67,7 @@ class AdapterConfig:
             verify_cost=_cost("HISTOSPEC_VERIFY_COST", cls.verify_cost),
             model_draft_tokens=tokens("HISTOSPEC_MODEL_DRAFT_TOKENS", 0, auto=True),
             seeds=_seeds() if samples_coupled() else None,
-            cpu_fix=switch("HISTOSPEC_VLLM_CPU_FIX", cls.cpu_fix),
+            cpu_fix=switch("HISTOSPEC_VLLM_CPU_FIX", default=cls.cpu_fix),
         )
 
 

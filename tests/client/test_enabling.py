@@ -109,7 +109,7 @@ def test_a_missing_setting_is_an_error(monkeypatch: pytest.MonkeyPatch, name: st
 @pytest.mark.parametrize(
     ("name", "value", "said"),
     [
-        ("ENABLE", "true", "expected 0 or 1, got 'true'"),
+        ("ENABLE", "true", "must be 0 or 1, is 'true'"),
         ("DRAFT_TOKENS", "auto", "expected an integer from 1 to 256, got 'auto'"),
         ("DRAFT_TOKENS", "0", "expected an integer from 1 to 256, got '0'"),
         ("MODEL_DRAFT_TOKENS", "-1", "expected 'auto' or an integer from 0 to 256, got '-1'"),

@@ -185,7 +185,7 @@ def test_it_can_be_switched_off_and_needs_two_cpus(
     monkeypatch.setenv("HISTOSPEC_REHEARSE", switch)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(cpus)))
     core: Any = Core(configure("h:1", "run"), lambda: None)
-    assert (rehearsal.of(core, core, core) is not None) is on
+    assert rehearsal.of(core, core, core).on is on
 
 
 def test_a_switch_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
