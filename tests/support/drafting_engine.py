@@ -18,6 +18,7 @@ from histospec.protocol.costs import NOTHING_PAYS, STARTING_SPEED_UP, speedup
 LONGEST = 16  # tokens of a draft
 LENGTH = 140  # tokens of a response, on average, where a drafter reads prompts
 PROBED = 100  # while the server is not asked, every 100th step asks for drafts that no step verifies
+HOPEFUL = 1.5  # after 100 steps, a mode that takes so many times as long as the best one will not be the best
 SURE = 0.9  # probability that a token of the server is right, where it knows the text
 LEVEL = 6  # of such a token
 
@@ -287,10 +288,10 @@ def best(machine: Machine, text: Text | Likely, limits: Limits = NO_DRAFTER, seq
     """Returns seconds per token of the best mode, with the best cost and number of tokens, without any trial."""
     costs = (0.02, 0.05, 0.1, 0.3, machine.token / (1 + machine.ask), NOTHING_PAYS + 0.1)
     numbers = range(7) if limits is not NO_DRAFTER else (0,)
-    steps = max(50, 3000 // sequences)
-    found = []
-    for cost, number in itertools.product(costs, numbers):
-        engine = DraftingEngine(machine, text, limits._replace(fixed=number) if number else NO_DRAFTER, cost, sequences)
-        engine.run(100)
-        found.append(engine.run(steps))
-    return min(found)
+    engines = [
+        DraftingEngine(machine, text, limits._replace(fixed=number) if number else NO_DRAFTER, cost, sequences)
+        for cost, number in itertools.product(costs, numbers)
+    ]
+    seconds = [engine.run(100) for engine in engines]
+    hopeful = [engine for engine, each in zip(engines, seconds, strict=True) if each < HOPEFUL * min(seconds)]
+    return min(engine.run(max(50, 3000 // sequences)) for engine in hopeful)
