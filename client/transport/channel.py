@@ -1,11 +1,13 @@
 """Opens connections to shards, for the streams and for single calls."""
 
+import os
 from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
 from histospec.client import quiet_grpc
 from histospec.client.config import Config, Endpoint, bearer
+from histospec.client.errors import Unavailable
 from histospec.client.transport import at_exit
 
 _OPTIONS = [
@@ -17,6 +19,10 @@ _OPTIONS = [
     ("grpc.enable_retries", 0),  # an Ingest that may have been stored is not sent twice behind the caller's back
     ("grpc.enable_http_proxy", 0),  # a draft server is near; a proxy on the way to it is a mistake
 ]
+
+DESCRIPTORS = 16
+"""How many file descriptors must be free. The first connection takes 7 and a few while it begins; gRPC ends the process
+with SIGABRT if it gets none."""
 
 
 def open_channel(
@@ -32,9 +38,10 @@ def open_channel(
         longest: the most bytes of an answer; -1: unlimited, because a history may be long.
 
     Raises:
-        Unavailable: this process was forked from one that had connected.
+        Unavailable: this process was forked from one that had connected, or has too few file descriptors left.
     """
     quiet_grpc.refuse_after_fork()
+    _require_descriptors()
     quiet_grpc.note_connecting()
     at_exit.prepare()
     options: list[tuple[str, Any]] = [*_OPTIONS, ("grpc.max_receive_message_length", longest), *more]
@@ -43,6 +50,18 @@ def open_channel(
     if endpoint.certified is not None:
         options.append(("grpc.ssl_target_name_override", endpoint.certified))
     return kind.secure_channel(endpoint.address, config.tls.credentials(), options=options)
+
+
+def _require_descriptors() -> None:
+    held: list[int] = []
+    try:
+        while len(held) < DESCRIPTORS:
+            held.append(os.open(os.devnull, os.O_RDONLY))
+    except OSError as error:
+        raise Unavailable(f"cannot connect with fewer than {DESCRIPTORS} file descriptors: {error.strerror}") from None
+    finally:
+        for descriptor in held:
+            os.close(descriptor)
 
 
 def metadata(config: Config) -> tuple[tuple[str, str], ...] | None:

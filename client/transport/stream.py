@@ -18,7 +18,7 @@ from histospec.client.core.message_limits import ServerLimits
 from histospec.client.core.shard import CLOSED_HERE, Shard
 from histospec.client.core.step import GarbledReply
 from histospec.client.core.stream_state import StreamState
-from histospec.client.errors import WrongLoop
+from histospec.client.errors import Unavailable, WrongLoop
 from histospec.client.transport.channel import metadata, open_channel
 from histospec.client.transport.diagnosis import explain
 from histospec.client.transport.discovery import Discovery
@@ -160,7 +160,12 @@ class Streams:
             stream = self._streams.get(shard)
             if stream is None or stream.state is not shard.stream:
                 self._discard(shard)
-                stream = self._streams[shard] = Stream(self._core, shard, shard.stream)
+                try:
+                    stream = self._streams[shard] = Stream(self._core, shard, shard.stream)
+                except Unavailable as error:
+                    self._core.end(shard, shard.stream, grpc.StatusCode.UNAVAILABLE, str(error))
+                    self._core.changed()
+                    continue
             stream.kick()
 
     def discover(self) -> None:
