@@ -3,6 +3,7 @@
 `HISTOSPEC_TEST_ASYNC=1` runs the other tests of the adapter with asynchronous scheduling, too.
 """
 
+import logging
 import math
 import random
 import time
@@ -147,7 +148,7 @@ def test_a_server_that_is_killed_and_restarted(
         rollouts.start(prompts)
     rollouts.finish()
     assert back < math.inf
-    print(f"drafts were back after {back:.1f} s")
+    logging.getLogger(__name__).warning("drafts were back after %.1f s", back)
 
 
 def test_the_host_reads_nothing_from_the_device_before_a_step_ends(
