@@ -41,8 +41,6 @@ BIN := $(VENV)/bin
 NATIVE_SOURCES := $(shell find native -name '*.cc' -o -name '*.h' -o -name 'CMakeLists.txt')
 # In the order of the files' names: xdist's own order starts files with few tests last, among them the slowest.
 BY_FILE := --dist loadfile --no-loadscope-reorder
-# For targets outside `make test`, whose tests may take minutes.
-LONG := -o timeout=600
 # Runs targets, two at a time. The output of a target appears when the target ends.
 SIDE_BY_SIDE = $(MAKE) --no-print-directory --output-sync=target -j 2
 CXX_FORMATTED := $(filter-out native/third_party/%,$(filter %.cc %.h,$(NATIVE_SOURCES)))
@@ -151,8 +149,8 @@ test-vllm-$(VLLM_OLD) test-vllm-$(VLLM_MID):
 	  $(<D)/bin/python -m pytest -q -n 2 $(BY_FILE) $(OLD_TESTS)
 
 test-long: setup
-	$(BIN)/pytest -q $(LONG) -m long tests
-	$(MAKE) --no-print-directory test-vllm-$(VLLM_OLD) test-vllm-$(VLLM_MID) OLD_TESTS='$(LONG) -m "not newest" tests/vllm'
+	$(BIN)/pytest -q -m long tests
+	$(MAKE) --no-print-directory test-vllm-$(VLLM_OLD) test-vllm-$(VLLM_MID) OLD_TESTS='-m "not newest" tests/vllm'
 
 # What holds in every version; `make test-long` also runs what may differ.
 OLD_TESTS := tests/vllm/test_interface.py tests/vllm/test_patches.py tests/vllm/test_greedy.py tests/vllm/test_enabling.py
@@ -199,7 +197,7 @@ $(VENV_VERL)/.ready: scripts/install_verl.py scripts/environments.py $(VENV)/.re
 	touch $@
 
 test-verl: $(VENV_VERL)/.ready
-	$(VENV_VERL)/bin/python -m pytest -q $(LONG) tests/verl
+	$(VENV_VERL)/bin/python -m pytest -q tests/verl
 
 # Over the torch of the first environment: SGLang's own requirements are 11 GB of CUDA.
 $(VENV_SGLANG)/.ready: scripts/install_sglang.py scripts/environments.py $(VENV)/.ready
@@ -207,7 +205,7 @@ $(VENV_SGLANG)/.ready: scripts/install_sglang.py scripts/environments.py $(VENV)
 	touch $@
 
 test-sglang: $(VENV_SGLANG)/.ready
-	$(VENV_SGLANG)/bin/python -m pytest -q $(LONG) tests/sglang
+	$(VENV_SGLANG)/bin/python -m pytest -q tests/sglang
 
 # The environment also sees the packages of the first one. addsitedir reads its .pth files, too.
 $(VENV_RAY)/.ready: $(VENV)/.ready
@@ -218,7 +216,7 @@ $(VENV_RAY)/.ready: $(VENV)/.ready
 	touch $@
 
 test-ray: $(VENV_RAY)/.ready
-	$(VENV_RAY)/bin/python -m pytest -q $(LONG) tests/deploy/test_ray.py
+	$(VENV_RAY)/bin/python -m pytest -q tests/deploy/test_ray.py
 
 bench: setup
 	scripts/install-peers $(VENV)
@@ -257,7 +255,7 @@ wheels: $(VENV_DIST)/.ready
 	$(VENV_DIST)/bin/twine check --strict dist/*.whl
 
 test-image: setup
-	HISTOSPEC_TEST_IMAGE=1 $(BIN)/pytest -q $(LONG) tests/deploy/test_image.py
+	HISTOSPEC_TEST_IMAGE=1 $(BIN)/pytest -q tests/deploy/test_image.py
 
 # At most two control planes: more are too slow on two cores.
 test-cluster: setup tools

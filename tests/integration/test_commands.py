@@ -33,7 +33,6 @@ def run(*command: object, **variables: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.vllm
 @pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="needs a vLLM build in the environment")
-@pytest.mark.timeout(600)
 def test_the_demo_keeps_its_promises(tmp_path: Path) -> None:
     done = run("-m", "examples.tiny_rl.run", "--quick", "--out", tmp_path)
     results = json.loads((tmp_path / "tiny_rl.json").read_text())
@@ -51,7 +50,6 @@ def test_the_demo_keeps_its_promises(tmp_path: Path) -> None:
 @pytest.mark.vllm
 @pytest.mark.newest
 @pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="needs a vLLM build in the environment")
-@pytest.mark.timeout(600)
 def test_the_demo_says_what_history_and_a_draft_model_gained(tmp_path: Path) -> None:
     """The draft model carries the first epoch, in which siblings alone give 1.4 tokens a step; later history leads."""
     fixed = {"HISTOSPEC_VERIFY_COST": "0.05", "HISTOSPEC_MODEL_DRAFT_TOKENS": "3"}  # independent of any clock

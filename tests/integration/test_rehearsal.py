@@ -86,7 +86,6 @@ def drafted(endpoint: str, written: Written, text: list[int]) -> list[int]:
         return [int(token) for token in draft.tokens]
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.usefixtures("worker")
 def test_a_service_comes_back_from_its_backup(start_server: Starter, files: Path, object_store: ObjectStore) -> None:
     first = Cluster(start_server, files, object_store, "first")

@@ -161,7 +161,6 @@ def test_half_of_a_surrogate_pair_is_read_and_reported(tmp_path: Path, tokenizer
     assert "half surrogate pairs in 2 texts" in notes
 
 
-@pytest.mark.timeout(600)  # imports transformers in two processes
 def test_a_tokenizer_with_code_of_its_own_is_refused_without_a_question(tmp_path: Path) -> None:
     """Runs in a process whose standard input would answer yes."""
     folder = tmp_path / "model"

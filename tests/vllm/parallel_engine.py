@@ -65,9 +65,10 @@ def killed(llm: Any, prompts: list[Any], sampling: Any) -> str:
 def main(model_path: Any, prompts: list[list[int]], version: Any, path: Any, arguments: Any) -> None:
     from vllm import LLM, SamplingParams
 
-    from tests.support import asynchronous
+    from tests.support import asynchronous, gathering
 
     asynchronous.keep_as_set()
+    gathering.add()
     llm = LLM(
         model=model_path, skip_tokenizer_init=True, dtype="float32", enforce_eager=True, max_model_len=512,
         max_num_seqs=16, kv_cache_memory_bytes=64 << 20, disable_log_stats=False, seed=0,

@@ -20,7 +20,7 @@ from tests.support.engines import Prompts
 from tests.support.ports import free_port
 from tests.support.servers import Server
 
-pytestmark = [pytest.mark.vllm, pytest.mark.newest, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.vllm, pytest.mark.newest]
 
 SCRIPT = Path(__file__).parent / "trainer_engine.py"
 
