@@ -65,10 +65,9 @@ def killed(llm: Any, prompts: list[Any], sampling: Any) -> str:
 def main(model_path: Any, prompts: list[list[int]], version: Any, path: Any, arguments: Any) -> None:
     from vllm import LLM, SamplingParams
 
-    from tests.support import asynchronous, gathering
+    from tests.support import asynchronous
 
     asynchronous.keep_as_set()
-    gathering.add()
     llm = LLM(
         model=model_path, skip_tokenizer_init=True, dtype="float32", enforce_eager=True, max_model_len=512,
         max_num_seqs=16, kv_cache_memory_bytes=64 << 20, disable_log_stats=False, seed=0,
@@ -89,7 +88,7 @@ def main(model_path: Any, prompts: list[list[int]], version: Any, path: Any, arg
         "patched": replaced,
         "responses": visits,
         "version": told,
-        "accepted": metrics.get("vllm:spec_decode_num_accepted_tokens"),
+        "accepted": metrics["vllm:spec_decode_num_accepted_tokens"],
     }
     if os.environ.get("HISTOSPEC_TEST_KILL") == "1":
         result["died"] = killed(llm, inputs, sampling)

@@ -14,10 +14,8 @@ from typing import Any
 import pytest
 
 from histospec.client.vllm import settings
-from tests.support import tiny_policy
 from tests.support.clients import texts
 from tests.support.engines import MakeClient, Prompts
-from tests.support.ports import free_port
 from tests.support.servers import Server
 from tests.support.waiting import eventually
 from tests.vllm.conftest import RUNNER
@@ -54,15 +52,15 @@ class Engine:
 
 @pytest.fixture
 def rollout(tiny_model: str, server: Server, namespace: str, tmp_path: Path) -> Iterator[Callable[..., Engine]]:
-    """rollout(prompts, arguments of vLLM, model, environment) -> Engine."""
+    """rollout(prompts, arguments of vLLM, environment) -> Engine."""
     engines: list[Engine] = []
 
-    def run(prompts: Prompts, arguments: dict[str, Any], model: str = tiny_model, **environment: str) -> Engine:
+    def run(prompts: Prompts, arguments: dict[str, Any], **environment: str) -> Engine:
         environment |= {
             "HISTOSPEC_ENDPOINT": server.endpoint, "HISTOSPEC_NAMESPACE": namespace, "HISTOSPEC_DEADLINE": "5",
             "HISTOSPEC_VERIFY_COST": "0.05", "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
         }  # fmt: skip
-        engines.append(Engine(tmp_path / f"engine-{len(engines)}", model, prompts, arguments, environment))
+        engines.append(Engine(tmp_path / f"engine-{len(engines)}", tiny_model, prompts, arguments, environment))
         return engines[-1]
 
     yield run
@@ -121,38 +119,6 @@ def test_a_rank_that_dies(
     for prompt, group in zip(prompts, expected, strict=True):
         assert texts(client.history(prompt)) == group * 2
     eventually(lambda: server.metrics()["histospec_sessions"] == 0)
-
-
-@pytest.mark.v2
-def test_data_parallel_ranks_of_experts_step_together(
-    rollout: Callable[..., Engine], drafts: dict[str, Any], prompts: Prompts, tmp_path: Path, server: Server,
-    make_client: MakeClient,
-) -> None:  # fmt: skip
-    """
-    1. Two engines share the experts of each layer, so they step together. One has fewer prompts: it takes part in steps
-       of the other without requests.
-    2. Their output, twice, is that of engines without drafts. Both draft; every response is kept once for each visit.
-    """
-    model = tiny_policy.make_mixture(tmp_path / "mixture")
-    shares = prompts[:1], prompts[1:]
-
-    def visits(**arguments: Any) -> list[Any]:
-        port = str(free_port())
-        engines = [
-            rollout(share, arguments, model, VLLM_DP_RANK=str(rank), VLLM_DP_RANK_LOCAL=str(rank), VLLM_DP_SIZE="2",
-                    VLLM_DP_MASTER_IP="127.0.0.1", VLLM_DP_MASTER_PORT=port)
-            for rank, share in enumerate(shares)
-        ]  # fmt: skip
-        return [engine.result() for engine in engines]
-
-    plain = visits()
-    drafting = visits(**drafts)
-    assert [result["responses"] for result in drafting] == [result["responses"] for result in plain]
-    assert all(result["accepted"] > len(share) for result, share in zip(drafting, shares, strict=True))
-    client = make_client(server.endpoint)
-    for share, result in zip(shares, drafting, strict=True):
-        for row, prompt in enumerate(share):
-            assert texts(client.history(prompt)) == [visit[row] for visit in result["responses"]]
 
 
 @pytest.mark.parametrize(
