@@ -402,7 +402,7 @@ class Core:
 
     @_locked
     def settled(self, shards: Sequence[Shard]) -> bool:
-        """Returns whether each of these shards has all messages and has acknowledged all it must, or is lost."""
+        """Returns whether each shard has all messages and has acknowledged every commit and abort, or is lost."""
         return all(shard.settled for shard in shards)
 
     @_locked

@@ -4,7 +4,6 @@ from pathlib import Path
 
 ALPHABET = "abcdefghijklmnopqrstuvwxyz012345"  # a token is a letter
 VOCABULARY = len(ALPHABET)
-EXPERTS, LAYERS, CHOSEN = 4, 2, 2  # of the mixture: how many a layer has, layers, and how many a token goes through
 
 
 def make(path: Path) -> str:
@@ -36,20 +35,4 @@ def make(path: Path) -> str:
     letters.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     letters.decoder = decoders.Fuse()
     PreTrainedTokenizerFast(tokenizer_object=letters).save_pretrained(path)
-    return str(path)
-
-
-def make_mixture(path: Path) -> str:
-    """Writes a mixture of experts with random weights, over the same tokens."""
-    import torch
-    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
-
-    torch.manual_seed(0)
-    config = Qwen3MoeConfig(
-        vocab_size=VOCABULARY, hidden_size=64, intermediate_size=128, moe_intermediate_size=64,
-        num_hidden_layers=LAYERS, num_attention_heads=2, num_key_value_heads=2, head_dim=32, num_experts=EXPERTS,
-        num_experts_per_tok=CHOSEN, max_position_embeddings=512, initializer_range=0.5, bos_token_id=None,
-        eos_token_id=None,
-    )  # fmt: skip
-    Qwen3MoeForCausalLM(config).save_pretrained(path)
     return str(path)

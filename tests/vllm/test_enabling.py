@@ -19,7 +19,7 @@ from tests.support.engines import MakeClient, Prompts
 from tests.support.ports import free_port
 from tests.support.servers import Server
 
-pytestmark = [pytest.mark.vllm]
+pytestmark = pytest.mark.vllm
 
 DRAFTS = {"method": "custom_class", "model": PROPOSER, "tokens": 16, "scheduler": SCHEDULER, "asynchronous": False}
 OTHER = "vllm.v1.core.sched.scheduler.Scheduler"

@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,49 +23,33 @@ from tests.vllm.conftest import RUNNER
 pytestmark = pytest.mark.vllm
 
 LIMIT = 480  # seconds; beyond the script's own, which then says where it stood
-VERSION = "step7"  # of the weights
-
-
-class Engine:
-    """A run of parallel_engine.py. `result` waits for what it writes, as a dict."""
-
-    def __init__(self, folder: Path, model: str, prompts: Prompts, arguments: Any, environment: dict[str, str]) -> None:
-        folder.mkdir()
-        self._log, self._result = folder / "log", folder / "result.json"
-        script = Path(__file__).with_name("parallel_engine.py")
-        command = [sys.executable, str(script), model, json.dumps(prompts), VERSION, str(self._result)]
-        command.append(json.dumps(arguments))
-        with self._log.open("w") as said:
-            self._process = subprocess.Popen(
-                command, env=os.environ | environment, stdout=said, stderr=said, start_new_session=True
-            )
-
-    def result(self) -> Any:
-        code = self._process.wait(LIMIT)
-        assert code == 0, self._log.read_text()[-8000:]
-        return json.loads(self._result.read_text())
-
-    def kill(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)  # its workers, too
 
 
 @pytest.fixture
-def rollout(tiny_model: str, server: Server, namespace: str, tmp_path: Path) -> Iterator[Callable[..., Engine]]:
-    """rollout(prompts, arguments of vLLM, environment) -> Engine."""
-    engines: list[Engine] = []
+def rollout(tiny_model: str, server: Server, namespace: str, tmp_path: Path) -> Callable[..., Any]:
+    """rollout(prompts, version, arguments of vLLM, environment) -> what parallel_engine.py writes, as a dict."""
 
-    def run(prompts: Prompts, arguments: dict[str, Any], **environment: str) -> Engine:
+    def run(prompts: Prompts, version: str, arguments: dict[str, Any], **environment: str) -> Any:
         environment |= {
             "HISTOSPEC_ENDPOINT": server.endpoint, "HISTOSPEC_NAMESPACE": namespace, "HISTOSPEC_DEADLINE": "5",
             "HISTOSPEC_VERIFY_COST": "0.05", "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
         }  # fmt: skip
-        engines.append(Engine(tmp_path / f"engine-{len(engines)}", tiny_model, prompts, arguments, environment))
-        return engines[-1]
+        script, log, result = Path(__file__).with_name("parallel_engine.py"), tmp_path / "log", tmp_path / "result.json"
+        command = [sys.executable, str(script), tiny_model, json.dumps(prompts), version, str(result)]
+        command.append(json.dumps({"tensor_parallel_size": 2} | arguments))
+        with log.open("w") as said:
+            process = subprocess.Popen(
+                command, env=os.environ | environment, stdout=said, stderr=said, start_new_session=True
+            )
+            try:
+                code = process.wait(LIMIT)
+            finally:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)  # its workers, too
+        assert code == 0, log.read_text()[-8000:]
+        return json.loads(result.read_text())
 
-    yield run
-    for engine in engines:
-        engine.kill()
+    return run
 
 
 @pytest.mark.parametrize(
@@ -92,7 +76,7 @@ def test_tensor_parallel(
     3. Every worker, in a process of its own, has what belongs into workers.
     """
     own = {} if method == "custom_class" else {"speculative_config": drafter(method)}
-    result = rollout(prompts, {"tensor_parallel_size": 2} | drafts | own).result()
+    result = rollout(prompts, "step7", drafts | own)
     assert [[[tokens] for tokens in visit] for visit in result["responses"]] == [expected] * 2
     assert result["accepted"] > len(prompts)
     in_workers = {"runner_v2"} if RUNNER == "v2" else {"cpu", "undrafted"}
@@ -106,15 +90,14 @@ def test_tensor_parallel(
 
 @pytest.mark.v2
 def test_a_rank_that_dies(
-    rollout: Callable[..., Engine], drafts: dict[str, Any], prompts: Prompts, expected: list[Prompts], server: Server,
+    rollout: Callable[..., Any], drafts: dict[str, Any], prompts: Prompts, expected: list[Prompts], server: Server,
     make_client: MakeClient,
 ) -> None:  # fmt: skip
     """
     1. A worker is killed in the middle of a visit: vLLM ends with its own error, and so does the process.
     2. The responses of the visits before are kept, nothing of the visit that ended; no session stays open.
     """
-    engine = rollout(prompts, {"tensor_parallel_size": 2} | drafts, HISTOSPEC_TEST_KILL="1")
-    assert engine.result()["died"] == "EngineDeadError"
+    assert rollout(prompts, "step7", drafts, HISTOSPEC_TEST_KILL="1")["died"] == "EngineDeadError"
     client = make_client(server.endpoint)
     for prompt, group in zip(prompts, expected, strict=True):
         assert texts(client.history(prompt)) == group * 2
