@@ -118,9 +118,9 @@ docs: check-docs
 # The first two lines compile and download. Installing an environment writes the generated messages again, so nothing else
 # that reads them runs at the same time. The third line runs the Python tests beside all others.
 test: say-tools setup
-	@+$(SIDE_BY_SIDE) test-native $(VENV_OLD)/.ready tools check-locks check-style
+	@+$(SIDE_BY_SIDE) $(VENV_OLD)/.ready tools check-locks check-style
 	@+$(MAKE) --no-print-directory $(VENV_V2)/.ready
-	@+$(SIDE_BY_SIDE) test-python test-vllm-$(VLLM_NEW) check-types check-docs test-vllm-$(VLLM_OLD) test-v2-short
+	@+$(SIDE_BY_SIDE) test-python test-vllm-$(VLLM_NEW) test-v2-short test-vllm-$(VLLM_OLD) test-native check-types check-docs
 
 tools:
 	scripts/install-tools
