@@ -53,6 +53,26 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> str:
     return tiny_policy.make(tmp_path_factory.mktemp("tiny-model"))
 
 
+@pytest.fixture(scope="session")
+def mixture(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Directory of a mixture of experts of two layers, with random weights: two of four experts for each token."""
+    import torch
+    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+    from vllm.distributed.parallel_state import destroy_model_parallel
+
+    destroy_model_parallel()  # the groups of models before, which had no experts
+    torch.manual_seed(0)
+    config = Qwen3MoeConfig(
+        vocab_size=VOCABULARY, hidden_size=64, intermediate_size=128, moe_intermediate_size=64,
+        num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=2, head_dim=32, num_experts=4,
+        num_experts_per_tok=2, max_position_embeddings=512, initializer_range=0.5, bos_token_id=None,
+        eos_token_id=None,
+    )  # fmt: skip
+    path = str(tmp_path_factory.mktemp("mixture"))
+    Qwen3MoeForCausalLM(config).save_pretrained(path)
+    return path
+
+
 class Rollouts:
     """An engine and its counters. close: ends it, for good or for this test."""
 
@@ -75,8 +95,8 @@ class Rollouts:
 
         self.scheduler.update_from_output = counted
 
-    def start(self, prompts: list[list[int]], extra_args: Any = None, **sampling: Any) -> None:
-        """Hands the prompts to the engine; `finish` runs them."""
+    def start(self, prompts: list[list[int]], extra_args: Any = None, lora: Any = None, **sampling: Any) -> None:
+        """Hands the prompts to the engine; `finish` runs them. lora: an adapter for each, or None."""
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
@@ -84,10 +104,11 @@ class Rollouts:
         sampling["output_kind"] = RequestOutputKind.FINAL_ONLY
         extra = extra_args if isinstance(extra_args, list) else [extra_args] * len(prompts)
         self.ids = []
-        for prompt, arguments in zip(prompts, extra, strict=True):
+        for prompt, arguments, adapter in zip(prompts, extra, lora or [None] * len(prompts), strict=True):
             self.ids.append(f"request-{len(self.ids)}")
             parameters = SamplingParams(**sampling, extra_args=arguments)
-            self.llm.llm_engine.add_request(self.ids[-1], {"prompt_token_ids": prompt}, parameters)
+            request = self.ids[-1], {"prompt_token_ids": prompt}, parameters
+            self.llm.llm_engine.add_request(*request, lora_request=adapter)
 
     def step(self, times: int = 1) -> list[Any]:
         """Runs the engine a few steps; returns the outputs that finished."""

@@ -14,7 +14,7 @@ from tests.support.tiny_policy import VOCABULARY
 
 pytestmark = [pytest.mark.vllm, pytest.mark.v2]
 
-EXPERTS, LAYERS, CHOSEN = 4, 2, 2
+EXPERTS, LAYERS, CHOSEN = 4, 2, 2  # of the fixture's mixture
 BLOCK = 32
 REPLAY = {
     "enable_return_routed_experts": True, "return_sampling_mask": True, "logprobs_mode": "processed_logprobs",
@@ -22,26 +22,6 @@ REPLAY = {
 }  # fmt: skip
 # Nearly greedy, so that random numbers decide nothing, and four tokens to choose from.
 SAMPLING = {"temperature": 0.001, "top_k": 4, "max_tokens": 16, "logprobs": 1, "seed": 1}
-
-
-@pytest.fixture(scope="module")
-def mixture(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Directory of a mixture of experts with random weights."""
-    import torch
-    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
-    from vllm.distributed.parallel_state import destroy_model_parallel
-
-    destroy_model_parallel()  # the groups of models before, which had no experts
-    torch.manual_seed(0)
-    config = Qwen3MoeConfig(
-        vocab_size=VOCABULARY, hidden_size=64, intermediate_size=128, moe_intermediate_size=64,
-        num_hidden_layers=LAYERS, num_attention_heads=2, num_key_value_heads=2, head_dim=32, num_experts=EXPERTS,
-        num_experts_per_tok=CHOSEN, max_position_embeddings=512, initializer_range=0.5, bos_token_id=None,
-        eos_token_id=None,
-    )  # fmt: skip
-    path = str(tmp_path_factory.mktemp("mixture"))
-    Qwen3MoeForCausalLM(config).save_pretrained(path)
-    return path
 
 
 def visit(rollouts: Any, prompts: Prompts) -> list[Any]:
