@@ -43,6 +43,17 @@ TEST_CASE("A session drafts what its sibling says, not what another problem or n
   }
 }
 
+TEST_CASE("The first responses of a run draft for its other problems") {
+  Engine engine;
+  Random random(3);
+  const std::vector<Token> shared = random.text(300, 50);
+  ingest(engine, "run", std::vector<Token>{1}, {shared}, 0);
+  engine.wait_until_built();
+  const SessionId session = engine.open("run", std::vector<Token>{2}).id;
+  const std::vector<Token> begun(shared.begin(), shared.begin() + 8);
+  CHECK_EQ(step(engine, session, begun, 4, 0.001f).tokens.at(0), shared[8]);
+}
+
 TEST_CASE("An id names its problem whatever the prompt") {
   Engine engine;
   const std::vector<Token> one = {1}, two = {2};

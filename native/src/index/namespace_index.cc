@@ -7,8 +7,10 @@
 namespace histospec {
 namespace {
 
-// Text waits until it has this many tokens, or this share of the indexed tokens. Smaller segments cost more to follow
-// than they help.
+// Text waits until it has kWaitingTokens, or this share of the indexed tokens: smaller segments cost more to follow
+// than they help. At first it waits until there is as much as is indexed, at least kFirstTokens, so that the first
+// responses of a run draft for its other prompts.
+constexpr std::size_t kFirstTokens = 256;
 constexpr std::size_t kWaitingTokens = 4096;
 constexpr std::size_t kWaitingShare = 16;
 constexpr std::size_t kGrowth = 4;
@@ -24,7 +26,8 @@ bool NamespaceIndex::add(const ResponseView& response) {
   kept.head = tail(kept.head);
   waiting_.push_back(owned(kept));
   waiting_tokens_ += response.tokens.size();
-  return waiting_tokens_ >= std::max(kWaitingTokens, segments_->tokens() / kWaitingShare);
+  const std::size_t indexed = segments_->tokens();
+  return waiting_tokens_ >= std::max(std::clamp(indexed, kFirstTokens, kWaitingTokens), indexed / kWaitingShare);
 }
 
 std::size_t NamespaceIndex::Batch::tokens() const {
