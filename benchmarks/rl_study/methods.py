@@ -7,6 +7,8 @@ from typing import Any
 DRAFTED = 16  # most tokens of a draft
 FROM_TWIN = 64  # most tokens if the draft may come from a twin
 BY_MODEL = 3  # most tokens if a draft model drafts them one by one
+SIZES = ("epochs", "problems", "concurrency")
+"""What the command line can set of a run's size (`trial.Size`)."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,7 @@ METHODS = {
         Method("HistoSpec + drafter auto", drafts=True, drafter=DRAFTED, environment=LEARNED),
         *(Method(f"SPEC-RL {name}", lenience=lenience) for name, lenience in LENIENCES.items()),
         *(Method(f"coupled {refresh}", drafts=True, refresh=refresh) for refresh in (0, 0.25, 0.5, 0.75, 1)),
+        Method("coupled 1 auto", drafts=True, refresh=1, environment=LEARNED),
         *(Method(f"both {name}", drafts=True, lenience=LENIENCES[name]) for name in ("1", "e^0.5")),
     )
 }

@@ -16,14 +16,14 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from rich.progress import track
 
 from benchmarks.rl_study import plots, runs, tables
-from benchmarks.rl_study.methods import METHODS, Method
+from benchmarks.rl_study.methods import METHODS, SIZES, Method
 from examples import draft_server
 
 SEEDS = 5
@@ -40,6 +40,8 @@ def main() -> int:
     parser.add_argument("--runs", type=Path, help="folder for the runs (default: runs/ in --out)")
     parser.add_argument("--draw", action="store_true", help="run nothing")
     parser.add_argument("--quick", action="store_true", help="few problems, three epochs, one seed")
+    for name in SIZES:
+        parser.add_argument(f"--{name}", type=int, help="of a run; default: trial.Size")
     arguments = parser.parse_args()
     folder = arguments.runs or arguments.out / "runs"
     for made in (folder, arguments.out):
@@ -50,7 +52,9 @@ def main() -> int:
         for name in arguments.methods
         if not runs.file_of(folder, name, seed).exists()
     ]
-    failed = [] if arguments.draw else list(roll_all(missing, folder, arguments.jobs, arguments.quick))
+    options = [f"--{name}={value}" for name in SIZES if (value := getattr(arguments, name)) is not None]
+    options += ["--quick"] if arguments.quick else []
+    failed = [] if arguments.draw else list(roll_all(missing, folder, arguments.jobs, options))
     found = runs.load(folder, METHODS)
     for name, reason in failed:
         print(f"{name} failed: {reason}", file=sys.stderr)
@@ -64,21 +68,22 @@ def main() -> int:
     return bool(failed)
 
 
-def roll_all(missing: list[tuple[Method, int]], folder: Path, jobs: int, quick: bool) -> Iterator[tuple[str, str]]:
-    """Runs the missing runs. Yields the name of each one that failed, with the end of its output."""
+def roll_all(
+    missing: list[tuple[Method, int]], folder: Path, jobs: int, options: Sequence[str]
+) -> Iterator[tuple[str, str]]:
+    """Runs what is missing, with options for trial.py. Yields each that failed: its name, the end of its output."""
     with ThreadPoolExecutor(jobs) as pool:
-        done = pool.map(lambda one: (one, roll(one[0], one[1], folder, quick)), missing)
+        done = pool.map(lambda one: (one, roll(one[0], one[1], folder, options)), missing)
         for (method, seed), reason in track(done, "runs", total=len(missing)):
             if reason is not None:
                 yield f"{method.name}, seed {seed}", reason
 
 
-def roll(method: Method, seed: int, folder: Path, quick: bool) -> str | None:
+def roll(method: Method, seed: int, folder: Path, options: Sequence[str]) -> str | None:
     """Runs one run, and writes its file when it is complete. Returns None, or the end of the output if it failed."""
     with tempfile.TemporaryDirectory() as scratch:
         result = Path(scratch) / "result"
-        command = [sys.executable, "-m", "benchmarks.rl_study.trial", method.name, str(seed), str(result)]
-        command += ["--quick"] if quick else []
+        command = [sys.executable, "-m", "benchmarks.rl_study.trial", method.name, str(seed), str(result), *options]
         with draft_server.running(Path(scratch) / "store", Path(scratch) / "log") as server:
             started = server.cpu_seconds()
             environment = os.environ | {"HISTOSPEC_ENDPOINT": server.endpoint, "HISTOSPEC_NAMESPACE": "study"}

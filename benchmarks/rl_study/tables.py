@@ -46,7 +46,7 @@ def work(found: dict[str, list[Run]]) -> str:
             _fewer("generated", runs, plain),
             f"{sum(r.total('reused', FIRST) for r in runs) / sum(r.total('tokens', FIRST) for r in runs):.0%}",
             f"{accepted / drafted:.0%}" if drafted else "",
-            *_rewards(runs),
+            *rewards(runs),
             f"{mean(run.curve('rouge_1')[1:].mean() for run in runs)[0]:.2f}",
         ]
         rows.append(cells)
@@ -81,7 +81,7 @@ def repetition(found: dict[str, list[Run]]) -> str:
             f"{mean(run.total('steps', FIRST) for run in runs)[0] / 1000:.1f}",
             _fewer("steps", runs, independent),
             *(f"{mean(run.curve(name)[1:].mean() for run in runs)[0]:.2f}" for name in ("prefix", "rouge_1", "alike")),
-            *_rewards(runs),
+            *rewards(runs),
         ]
         rows.append(cells)
     return table(("method", "decoding steps, k", "fewer than HistoSpec", *repeated, *REWARDS), rows)
@@ -110,7 +110,7 @@ def by_epoch(found: dict[str, list[Run]]) -> str:
     return table(("method", *head), rows)
 
 
-def _rewards(runs: list[Run]) -> list[str]:
+def rewards(runs: list[Run]) -> list[str]:
     """Returns the rewards over all epochs, at the end, and on held-out problems."""
     over_all = [run.curve("reward").mean() for run in runs]
     at_the_end = [run.curve("reward")[-LAST:].mean() for run in runs]

@@ -15,7 +15,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from random import Random
 
@@ -28,7 +28,7 @@ import benchmarks.vllm.environment  # noqa: F401 - first
 # isort: split
 import torch
 
-from benchmarks.rl_study.methods import FROM_TWIN, METHODS, Method
+from benchmarks.rl_study.methods import FROM_TWIN, METHODS, SIZES, Method
 from benchmarks.rl_study.overlap import common_prefix, rouge_1
 from examples.tiny_rl import grpo, policy, task
 from examples.tiny_rl.rollout import DRAFTS, Counts, RolloutEngine, draft_model, responding
@@ -190,9 +190,13 @@ def main() -> None:
     parser.add_argument("seed", type=int)
     parser.add_argument("file", type=Path)
     parser.add_argument("--quick", action="store_true")
+    for name in SIZES:
+        parser.add_argument(f"--{name}", type=int, help="default: that of Size")
     arguments = parser.parse_args()
+    size = QUICK if arguments.quick else Size()
+    given = {name: value for name in SIZES if (value := getattr(arguments, name)) is not None}
     with arguments.file.open("w") as file:
-        for record in run(METHODS[arguments.method], arguments.seed, QUICK if arguments.quick else Size()):
+        for record in run(METHODS[arguments.method], arguments.seed, replace(size, **given)):
             print(json.dumps(rounded(record)), file=file, flush=True)
 
 

@@ -117,6 +117,19 @@ def test_weights_change_while_requests_are_in_flight(
         assert text in texts_of(client.history(prompt))
 
 
+def test_prompts_from_the_prefix_cache(engine: StartEngine, shared_server: Server, prompts: Prompts) -> None:
+    """Every prompt begins alike, over two blocks, and returns."""
+    options = {"block_size": 32}
+    long: Prompts = [[*range(32), *range(31, -1, -1), *prompt] for prompt in prompts]
+    expected = engine(**options).generate(long)
+    drafting = engine(shared_server.endpoint, **options)
+    assert drafting.generate(long) == expected
+    before = drafting.counter("prefix_cache_hits")
+    assert drafting.generate(long) == expected
+    assert drafting.counter("prefix_cache_hits") - before >= 64 * len(long)
+    assert drafting.counter("spec_decode_num_accepted_tokens") > 0
+
+
 @pytest.mark.parametrize("mode", ["raw_logprobs", "processed_logprobs"])
 def test_log_probabilities(engine: StartEngine, shared_server: Server, prompts: Prompts, mode: str) -> None:
     """For truncated importance sampling: those of sampled tokens are those without drafts, but for rounding."""
