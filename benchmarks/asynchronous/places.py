@@ -112,7 +112,12 @@ class InProcess:
         """Adds a response to the history."""
         (session,) = self.open([prompt])
         self.send([session], [response], 0, 0)
+        self.end(session, epoch)
+
+    def end(self, session: int, epoch: int) -> None:
+        """Adds a session's response to the history. Returns when others draft from it, so that replays are alike."""
         self.engine.close(session, epoch=epoch)
+        self.engine.wait_until_built()
 
 
 @dataclass(eq=False)
@@ -196,14 +201,13 @@ def synchronous(epochs: Mapping[int, Epoch], settings: Settings) -> Iterator[Cou
                 counts.add(each.draft, new)
                 if each.written == len(each.response):
                     client.send([each.session], [new], 0, settings.cost)
-                    client.engine.close(each.session, epoch=number)
+                    client.end(each.session, number)
             running = [each for each in running if each.written < len(each.response)]
             if running:
                 sessions, tokens = [each.session for each in running], [news[each] for each in running]
                 step = client.send(sessions, tokens, LONGEST, settings.cost)
                 for each, draft in zip(running, step.found, strict=True):
                     each.draft = draft.tokens[: each.bounds.room(each.written)].tolist()
-        client.engine.wait_until_built()
         yield counts
 
 
@@ -238,7 +242,6 @@ def asynchronous(epochs: Mapping[int, Epoch], settings: Settings) -> Iterator[Co
             running = [each for each in running if each not in over]
             flying = {each: new for each, new in news.items() if each in running}
         asking.step(next(numbers), ended, [], {}, None)
-        client.engine.wait_until_built()
         yield counts
 
 

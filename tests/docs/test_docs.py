@@ -139,20 +139,6 @@ def test_troubleshooting_has_every_sentence_that_keeps_vllm_from_starting() -> N
     assert not missing
 
 
-def test_the_readme_has_the_figures_of_the_study() -> None:
-    rows = re.findall(r"^\| \*{0,2}(?:vLLM `)?(\w+)\*{0,2}`?[^|]*\|(.+)\|$", (ROOT / "README.md").read_text(), re.M)
-    study = (ROOT / "docs" / "study.md").read_text().partition("<!-- tables -->")[2]
-    for name in ("nothing", "ngram", "suffix", "HistoSpec"):
-        (said,) = [cells.replace("*", "") for head, cells in rows if head == name]
-        steps, fewer, accepted, reward = (cell.strip() for cell in said.split("|"))
-        method = "none" if name == "nothing" else name
-        found = re.search(rf"^\| {method} \|(.+)\|$", study, re.M)
-        assert found
-        measured = [cell.strip() for cell in found[1].split("|")]
-        assert [f"{float(measured[1]) * 1000:,.0f}", measured[2]] == [steps, fewer]
-        assert [measured[6].replace("%", " %"), measured[8]] == [accepted, reward]
-
-
 def blocks(page: str, *kinds: str) -> list[str]:
     """The bodies of a page's blocks of these kinds, in order."""
     found = [body for kind, body in FENCE.findall((ROOT / page).read_text()) if kind in kinds]
