@@ -1,4 +1,4 @@
-"""Figure and tables of README.md and docs/study-defaults.md: HistoSpec at its defaults beside what vLLM offers.
+"""Figure and tables of README.md and docs/study-defaults.md, which compare HistoSpec's defaults with vLLM's drafters.
 
     python -m benchmarks.rl_study.headline            # prints the tables
     python -m benchmarks.rl_study.headline --write    # writes them, and the figure, into README.md and docs/
@@ -63,16 +63,15 @@ def methods(found: Found) -> str:
     )  # fmt: skip
     rows = []
     for method, runs in found.items():
-        drafted = sum(run.total("drafted") for run in runs)
-        steps = mean(run.total("steps") for run in runs)[0]
+        drafted, served = any(run.total("drafted") for run in runs), server_seconds(method, runs)
         rows.append(
             (
                 NAMES[method],
                 f"{tokens_per_step(runs):.2f}",
-                f"{steps:,.0f}",
-                f"{sum(run.total('accepted') for run in runs) / drafted:.0%}" if drafted else "",
+                f"{mean(run.total('steps') for run in runs)[0]:,.0f}",
+                f"{_ratio(runs, 'accepted', 'drafted'):.0%}" if drafted else "",
                 f"{mean(run.total('rollout') for run in runs)[0]:.1f}",
-                f"{server_seconds(method, runs):.1f}" if METHODS[method].drafts else "",
+                f"{served:.1f}" if served else "",
                 *tables.rewards(runs)[1:],
             )
         )
