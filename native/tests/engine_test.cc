@@ -43,15 +43,29 @@ TEST_CASE("A session drafts what its sibling says, not what another problem or n
   }
 }
 
-TEST_CASE("The first responses of a run draft for its other problems") {
+TEST_CASE("The first responses of a run draft for its other problems, and of later groups one") {
   Engine engine;
-  Random random(3);
-  const std::vector<Token> shared = random.text(300, 50);
-  ingest(engine, "run", std::vector<Token>{1}, {shared}, 0);
-  engine.wait_until_built();
-  const SessionId session = engine.open("run", std::vector<Token>{2}).id;
-  const std::vector<Token> begun(shared.begin(), shared.begin() + 8);
-  CHECK_EQ(step(engine, session, begun, 4, 0.001f).tokens.at(0), shared[8]);
+  Token next = 100;
+  const auto new_text = [&](std::size_t tokens) {
+    std::vector<Token> text(tokens);
+    std::iota(text.begin(), text.end(), next);
+    next += static_cast<Token>(tokens);
+    return text;
+  };
+  const auto drafts = [&](const std::vector<Token>& text) {
+    const SessionId session = engine.open("run", std::vector<Token>{0}).id;
+    const auto drafted = step(engine, session, {text.begin(), text.begin() + 8}, 4, 0.001f).tokens;
+    engine.close(session, false);
+    return !drafted.empty() && drafted[0] == text[8];
+  };
+  const auto group = [&](std::size_t tokens) {
+    const std::vector<std::vector<Token>> siblings = {new_text(tokens), new_text(tokens)};
+    ingest(engine, "run", std::vector<Token>{siblings[0][0]}, siblings);
+    return std::pair(drafts(siblings[0]), drafts(siblings[1]));
+  };
+  CHECK(group(300) == std::pair(true, true));
+  for (int n = 0; n < 3; ++n) CHECK(group(5000).first);
+  CHECK(group(5000) == std::pair(true, false));
 }
 
 TEST_CASE("An id names its problem whatever the prompt") {

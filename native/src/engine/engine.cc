@@ -105,8 +105,8 @@ void Engine::ingest(const std::string& name, Tokens prompt, std::span<const Resp
   }
   if (stored) {
     if (problem->shares(views.back().epoch, views.size())) state_->merger.show_stored(lock, namespace_, views);
-  } else if (problem->shares(views.front().epoch, views.size())) {
-    state_->merger.show(lock, namespace_, views.front());
+  } else {
+    state_->merger.show(lock, namespace_, *problem, views);
   }
   state_->evictor.make_room(lock);
 }

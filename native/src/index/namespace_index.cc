@@ -14,11 +14,17 @@ constexpr std::size_t kFirstTokens = 256;
 constexpr std::size_t kWaitingTokens = 4096;
 constexpr std::size_t kWaitingShare = 16;
 constexpr std::size_t kGrowth = 4;
+// Up to here it takes all responses of a group: the first epoch of a small run has few other prompts to learn from.
+constexpr std::size_t kSmallTokens = 16'384;
 // The largest segment is this part of the limit. With one segment for all text, the limit would evict everything at
 // once.
 constexpr std::size_t kLargestShare = 2;
 
 }  // namespace
+
+bool NamespaceIndex::small() const {
+  return segments_->tokens() + waiting_tokens_ < std::min(kSmallTokens, max_tokens_ / kLargestShare);
+}
 
 bool NamespaceIndex::add(const ResponseView& response) {
   if (max_tokens_ == 0) return false;

@@ -1,9 +1,9 @@
 // The namespace index: text of all problems of a namespace, for contexts that are missing in a problem's own history
 // (in its first epoch, and for tool calls and other text that problems share).
 //
-// It has segments over one response of each group that arrives: siblings are nearly the same, so one of them is enough
-// to find text that problems share. New text waits until there is enough for a segment. Segments are merged up to half
-// the limit, so that sources have few to follow. When all together are larger than the limit, the oldest go.
+// It has segments over all responses that arrive while it is small, and from then on over one of each group: siblings
+// say much the same. New text waits until there is enough for a segment. Segments are merged up to half the limit, so
+// that sources have few to follow. When all together are larger than the limit, the oldest go.
 //
 // Threads: none of its own. The engine's lock guards it; merge() runs without the lock.
 #pragma once
@@ -23,6 +23,8 @@ class NamespaceIndex {
   bool has_room(std::size_t tokens, std::size_t part) const {
     return segments_->tokens() + waiting_tokens_ + tokens <= max_tokens_ / part;
   }
+  // Whether siblings of the responses that it has are welcome, too.
+  bool small() const;
   // Keeps a copy of the text. Returns true when there is enough for take().
   bool add(const ResponseView& response);
 

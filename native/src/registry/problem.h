@@ -76,8 +76,8 @@ struct Problem : std::enable_shared_from_this<Problem> {
   std::list<Problem*>::iterator twinned GUARDED_BY(engine_lock);
   std::uint64_t dropped GUARDED_BY(engine_lock) = 0;  // the last drop of its namespace that visited it
 
-  // Whether to add one of these new `responses` to the namespace index. It takes one response of each group, however
-  // many calls bring the group.
+  // Whether the namespace index lacks a response of the group to which these new `responses` belong, however many calls
+  // bring the group. The caller then adds one.
   bool shares(std::int64_t epoch, std::size_t responses) REQUIRES(engine_lock);
 
   // Whether `prompt` consists of this problem's prompt and the beginning of one of its responses.

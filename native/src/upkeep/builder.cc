@@ -69,12 +69,22 @@ void Merger::show_stored(Monitor::Lock& lock, const std::shared_ptr<Namespace>& 
     const ResponseView& response = responses[i];
     if (i + 1 < responses.size() && response.epoch == responses[i + 1].epoch) continue;
     if (namespace_->index.has_room(response.tokens.size(), response.epoch == newest ? 1 : 2)) {
-      show(lock, namespace_, response);
+      add_shared(lock, namespace_, response);
     }
   }
 }
 
-void Merger::show(Monitor::Lock& lock, const std::shared_ptr<Namespace>& namespace_, const ResponseView& response) {
+void Merger::show(Monitor::Lock& lock, const std::shared_ptr<Namespace>& namespace_, Problem& problem,
+                  std::span<const ResponseView> responses) {
+  bool chosen = problem.shares(responses.front().epoch, responses.size());
+  for (const ResponseView& response : responses) {
+    if (chosen || namespace_->index.small()) add_shared(lock, namespace_, response);
+    chosen = false;
+  }
+}
+
+void Merger::add_shared(Monitor::Lock& lock, const std::shared_ptr<Namespace>& namespace_,
+                        const ResponseView& response) {
   NamespaceIndex& index = namespace_->index;
   try {
     const bool enough = index.add(response);
@@ -201,9 +211,7 @@ void Builder::build(Monitor::Lock& lock, Problem& problem) {
   if (problem.generation != generation || !merger_.add_segment(lock, problem, fresh)) return;
   contents_.change_live(problem, [&](LiveText& live) { live.dissolve(texts); });
   const auto namespace_ = contents_.registry.find_namespace(problem.owner->name);
-  if (namespace_ && problem.shares(views.front().epoch, views.size())) {
-    merger_.show(lock, namespace_, views.front());
-  }
+  if (namespace_) merger_.show(lock, namespace_, problem, views);
 }
 
 }  // namespace histospec

@@ -21,15 +21,18 @@ class Merger {
   // nothing, if the history was forgotten meanwhile.
   bool add_segment(Monitor::Lock& lock, Problem& problem, const std::shared_ptr<const Segment>& fresh,
                    bool stored = false) REQUIRES(engine_lock);
-  // Adds a response to the index of its namespace.
-  void show(Monitor::Lock& lock, const std::shared_ptr<Namespace>& namespace_, const ResponseView& response)
-      REQUIRES(engine_lock);
+  // Adds new responses of a problem to the index of its namespace: all while it is small, then one of each group.
+  void show(Monitor::Lock& lock, const std::shared_ptr<Namespace>& namespace_, Problem& problem,
+            std::span<const ResponseView> responses) REQUIRES(engine_lock);
   // Adds the newest response of each epoch among these stored responses of a problem (oldest first) to the index of its
   // namespace, without evicting anything: the newest epoch may fill the index, the others half of it.
   void show_stored(Monitor::Lock& lock, const std::shared_ptr<Namespace>& namespace_,
                    std::span<const ResponseView> responses) REQUIRES(engine_lock);
 
  private:
+  void add_shared(Monitor::Lock& lock, const std::shared_ptr<Namespace>& namespace_, const ResponseView& response)
+      REQUIRES(engine_lock);
+
   const Window window_;
   const std::size_t largest_segment_;
   Contents& contents_;
