@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy import stats
+from scipy.special import stdtrit
 
 Floats = npt.NDArray[np.float64]
 CONFIDENCE = 0.95
@@ -68,7 +68,7 @@ def mean(values: Iterable[float]) -> tuple[float, float]:
     each = np.fromiter(values, float)
     if len(each) < FEWEST:
         return float(each.mean()), float("nan")
-    half = stats.t.ppf((1 + CONFIDENCE) / 2, len(each) - 1) * each.std(ddof=1) / np.sqrt(len(each))
+    half = stdtrit(len(each) - 1, (1 + CONFIDENCE) / 2) * each.std(ddof=1) / np.sqrt(len(each))
     return float(each.mean()), float(half)
 
 

@@ -1,5 +1,6 @@
 """Small messages that decode to large ones: the server never reads those of strangers, and limits the others."""
 
+from collections.abc import Callable
 from typing import Any
 
 import grpc
@@ -11,7 +12,6 @@ from tests.support.servers import Peak, Server, Starter, secret, with_tokens
 from tests.support.waiting import eventually
 from tests.support.wires import i32
 
-NEGATIVE = pb.Response(tokens=i32([-5]) * (1 << 20))
 TOKEN = (("authorization", f"Bearer {secret('worker')}"),)
 STRANGE = (("authorization", "Bearer no-such-token-0123456789"),)
 SIZE = 62 << 20
@@ -19,17 +19,37 @@ ROOM_OF_A_STRANGER = 32 << 20  # less than half of the message: the server never
 ROOM = 5 * SIZE  # gRPC's copies of the message, decoded and passed on
 DRAFTS, SPECRL = "histospec.v1.DraftService", "specrl.RolloutCacheService"
 INGEST = pb.IngestRequest(namespace="run", prompt=i32([1])).SerializeToString()
-ONE_RESPONSE = specrl.UpdateCacheRequest(responses=[specrl.TokenList(tokens=[1] * SIZE)]).SerializeToString()
-BOMBS = {
-    f"{DRAFTS}/Draft": (b"\x12\x00" * (SIZE // 2), "opens: 4097 are more than the limit of 4096"),
-    f"{DRAFTS}/Ingest": (INGEST + b"\x22\x00" * (SIZE // 2), "responses: 4097 are more than the limit of 4096"),
-    f"{DRAFTS}/History": (INGEST + b"\x0a\x00" * (SIZE // 2), "fields: 65537 are more than the limit of 65536"),
-    f"{DRAFTS}/PredictLength": (INGEST + (b"\x29" + bytes(8)) * (SIZE // 9), "quantiles: 65 are more"),
-    f"{DRAFTS}/PredictLengths": (b"\x12\x00" * (SIZE // 2), "problems: 4097 are more than the limit of 4096"),
-    f"{DRAFTS}/Topology": (b"\x08\x01" * (SIZE // 2), "fields: 65537 are more than the limit of 65536"),
-    f"{DRAFTS}/DropNamespace": (b"\x0a\x00" * (SIZE // 2), "fields: 65537 are more than the limit of 65536"),
-    f"{DRAFTS}/Rewind": (b"\x10\x00" * (SIZE // 2), "fields: 65537 are more than the limit of 65536"),
-    f"{SPECRL}/UpdateCache": (ONE_RESPONSE, "tokens are over the limit of 16777216"),
+
+
+def one_response() -> bytes:
+    return specrl.UpdateCacheRequest(responses=[specrl.TokenList(tokens=[1] * SIZE)]).SerializeToString()
+
+
+def negative_tokens() -> bytes:
+    negative = pb.Response(tokens=i32([-5]) * (1 << 20))
+    return pb.IngestRequest(namespace="run", prompt=i32([1]), responses=[negative] * 14).SerializeToString()
+
+
+# By RPC: what makes the message, and what is wrong with it.
+BOMBS: dict[str, tuple[Callable[[], bytes], str]] = {
+    f"{DRAFTS}/Draft": (lambda: b"\x12\x00" * (SIZE // 2), "opens: 4097 are more than the limit of 4096"),
+    f"{DRAFTS}/Ingest": (
+        lambda: INGEST + b"\x22\x00" * (SIZE // 2),
+        "responses: 4097 are more than the limit of 4096",
+    ),
+    f"{DRAFTS}/History": (
+        lambda: INGEST + b"\x0a\x00" * (SIZE // 2),
+        "fields: 65537 are more than the limit of 65536",
+    ),
+    f"{DRAFTS}/PredictLength": (lambda: INGEST + (b"\x29" + bytes(8)) * (SIZE // 9), "quantiles: 65 are more"),
+    f"{DRAFTS}/PredictLengths": (
+        lambda: b"\x12\x00" * (SIZE // 2),
+        "problems: 4097 are more than the limit of 4096",
+    ),
+    f"{DRAFTS}/Topology": (lambda: b"\x08\x01" * (SIZE // 2), "fields: 65537 are more than the limit of 65536"),
+    f"{DRAFTS}/DropNamespace": (lambda: b"\x0a\x00" * (SIZE // 2), "fields: 65537 are more than the limit of 65536"),
+    f"{DRAFTS}/Rewind": (lambda: b"\x10\x00" * (SIZE // 2), "fields: 65537 are more than the limit of 65536"),
+    f"{SPECRL}/UpdateCache": (one_response, "tokens are over the limit of 16777216"),
 }
 
 
@@ -54,8 +74,9 @@ def sent(endpoint: str, method: str, body: bytes, metadata: Any) -> grpc.RpcErro
 
 @pytest.mark.parametrize("method", BOMBS)
 def test_what_a_stranger_sends_is_never_read(guarded: Server, method: str) -> None:
+    body = BOMBS[method][0]()
     peak = Peak(guarded.pid)
-    errors = [sent(guarded.endpoint, method, BOMBS[method][0], metadata) for metadata in (None, STRANGE)]
+    errors = [sent(guarded.endpoint, method, body, metadata) for metadata in (None, STRANGE)]
     assert peak.grown() < ROOM_OF_A_STRANGER
     assert {error.code() for error in errors} == {grpc.StatusCode.UNAUTHENTICATED}
     counted = f'histospec_rpc_errors_total{{code="UNAUTHENTICATED",method="{method.partition("/")[2]}"}}'
@@ -64,7 +85,8 @@ def test_what_a_stranger_sends_is_never_read(guarded: Server, method: str) -> No
 
 @pytest.mark.parametrize("method", BOMBS)
 def test_what_a_message_becomes_is_bounded_for_everybody(guarded: Server, method: str) -> None:
-    body, words = BOMBS[method]
+    make_body, words = BOMBS[method]
+    body = make_body()
     peak = Peak(guarded.pid)
     error = sent(guarded.endpoint, method, body, TOKEN)
     assert peak.grown() < ROOM
@@ -74,17 +96,13 @@ def test_what_a_message_becomes_is_bounded_for_everybody(guarded: Server, method
 
 
 @pytest.mark.parametrize(
-    ("body", "words"),
-    [
-        (BOMBS[f"{DRAFTS}/Ingest"][0], "responses: 4097 are more"),
-        (
-            pb.IngestRequest(namespace="run", prompt=i32([1]), responses=[NEGATIVE] * 14).SerializeToString(),
-            "is negative",
-        ),
-    ],
+    ("make_body", "words"),
+    [(BOMBS[f"{DRAFTS}/Ingest"][0], "responses: 4097 are more"), (negative_tokens, "is negative")],
     ids=["not decoded", "decoded"],
 )
-def test_a_refused_message_is_given_back(guarded: Server, body: bytes, words: str) -> None:
+def test_a_refused_message_is_given_back(guarded: Server, make_body: Callable[[], bytes], words: str) -> None:
+    body = make_body()
+
     def refuse() -> None:
         assert words in str(sent(guarded.endpoint, f"{DRAFTS}/Ingest", body, TOKEN).details())
 

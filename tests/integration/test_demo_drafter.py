@@ -1,4 +1,7 @@
-"""The demo's draft model, and the demo's table about two drafters."""
+"""The demo's draft model, and the demo's table about two drafters.
+
+The tests import torch, not the collection of tests: every process that runs a part of the tests collects all.
+"""
 
 import random
 from dataclasses import replace
@@ -9,23 +12,28 @@ import pytest
 from examples.draft_server import Drafts, Lookups
 from examples.tiny_rl import table
 from examples.tiny_rl.results import Epoch, Side, promises
-
-torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
-
-from examples.tiny_rl import make_drafter, policy  # noqa: E402 - imports packages that may be missing
-from examples.tiny_rl.task import problems, worked_solution  # noqa: E402
+from examples.tiny_rl.task import problems, worked_solution
 
 LARGEST = 500_000  # bytes of the shipped file
 
 
-def texts(count: int) -> list[make_drafter.Text]:
+@pytest.fixture(autouse=True)
+def _needs_torch() -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+
+
+def texts(count: int) -> list[tuple[list[int], list[int]]]:
     """Returns problems and solutions as the policy was taught to write them, which is faster than sampling."""
     rng = random.Random(12345)
     return [(p.prompt, worked_solution(p, rng, slips=0.3)) for p in problems(count, rng)]
 
 
 def test_the_shipped_draft_model_is_small_and_nearly_as_good_as_the_policy() -> None:
+    import torch
+
+    from examples.tiny_rl import make_drafter, policy
+
     assert policy.SHIPPED_DRAFTER.stat().st_size < LARGEST
     teacher = policy.load()
     drafter = policy.load(policy.SHIPPED_DRAFTER, policy.DRAFTER)
@@ -39,12 +47,16 @@ def test_distilling_teaches(capsys: pytest.CaptureFixture[str]) -> None:
     """Thirty batches of eight texts are enough to know the commonest words."""
     from rich.console import Console
 
+    from examples.tiny_rl import make_drafter, policy
+
     teacher = policy.load()
     drafter = make_drafter.distill(teacher, texts(64), 30, 0, Console())
     assert make_drafter.acceptance(drafter, teacher, texts(8)) > 0.2
 
 
 def test_random_weights_never_replace_the_shipped_ones(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from examples.tiny_rl import make_drafter, policy
+
     monkeypatch.setattr("sys.argv", ["make_drafter", "--random"])
     with pytest.raises(SystemExit):
         make_drafter.main()
