@@ -1,7 +1,9 @@
 """A command whose extra is not installed says which one to install; with its extra alone, it runs."""
 
+import functools
 import subprocess
 import sys
+from collections.abc import Mapping
 from importlib import metadata
 
 import pytest
@@ -25,11 +27,16 @@ sys.exit(main(sys.argv[2:]))
 """
 
 
+@functools.cache
+def owners() -> Mapping[str, list[str]]:
+    """The packages that each top-level module is of; the search takes seconds."""
+    return metadata.packages_distributions()
+
+
 def modules(extra: str) -> set[str]:
     """The top-level modules of the packages that an extra names."""
     names = {Requirement(line).name.lower().replace("_", "-") for line in EXTRAS[extra]}
-    found = metadata.packages_distributions()
-    return {top for top, owners in found.items() if names & {owner.lower().replace("_", "-") for owner in owners}}
+    return {top for top, of in owners().items() if names & {owner.lower().replace("_", "-") for owner in of}}
 
 
 def histospec(*words: str, extra: str | None = None) -> "subprocess.CompletedProcess[str]":

@@ -1,22 +1,19 @@
-"""Samples with seeds and all kinds of drafts, and compares the samples; prints JSON.
+"""Samples with seeds and all kinds of drafts, and compares the samples.
 
-    HISTOSPEC_SAMPLING=coupled python -m tests.support.coupled_check MODEL CHECK SIZE [JSON]
-
-A process of its own, for a process samples coupled or it does not. `same`: SIZE prompts of 200 tokens each, without
-drafts and with good, wrong and random ones, some of the requests without a seed, some greedy. `distribution`: SIZE
-short responses with seeds and as many without, which take vLLM's own sampler; `z…` is how many standard deviations
-their chi-square statistic lies above what one distribution gives. `visits`: three visits of SIZE problems, drafted for
-by the server that the environment names. `beside`: SIZE prompts, twice with the same seeds and once with others,
-without drafts, and with those of the server beside those of vLLM's own drafter, whose `speculative_config` is the JSON.
-`alternatives`: three visits of SIZE prompts with the server, then what it has stored, against the log-probabilities of
-vLLM without drafts.
+Each check runs in a process of its own, with HISTOSPEC_SAMPLING=coupled. `same`: `size` prompts of 200 tokens each,
+without drafts and with good, wrong and random ones, some of the requests without a seed, some greedy. `distribution`:
+`size` short responses with seeds and as many without, which take vLLM's own sampler; `z…` is how many standard
+deviations their chi-square statistic lies above what one distribution gives. `visits`: three visits of `size` problems,
+drafted for by the server that the environment names. `beside`: `size` prompts, twice with the same seeds and once with
+others, without drafts, and with those of the server beside those of vLLM's own drafter, whose `speculative_config` is
+JSON. `alternatives`: three visits of `size` prompts with the server, then what it has stored, against the
+log-probabilities of vLLM without drafts.
 """
 
 import itertools
 import json
 import os
 import random
-import sys
 
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 
@@ -278,6 +275,6 @@ def between(one: NDArray[np.int64], other: NDArray[np.int64]) -> float:
     return float(wilson_hilferty(chi2, len(first) - 1))
 
 
-if __name__ == "__main__":
-    check: Any = {each.__name__: each for each in (same, distribution, visits, beside, alternatives)}[sys.argv[2]]
-    sys.stdout.write(json.dumps(check(sys.argv[1], int(sys.argv[3]), *sys.argv[4:])))
+CHECKS: dict[str, Callable[..., Any]] = {
+    each.__name__: each for each in (same, distribution, visits, beside, alternatives)
+}

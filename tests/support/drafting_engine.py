@@ -121,15 +121,22 @@ class Likely(NamedTuple):
 
     def draft(self, rng: random.Random, least: float) -> tuple[float, int]:
         """As that of Text. `least`: the least probability to reach a token that is drafted."""
-        chance, length = rng.uniform(self.low, self.high), 0
-        while length < LONGEST and chance ** (length + 1) >= least:
-            length += 1
-        return chance, length
+        chance = rng.uniform(self.low, self.high)
+        if not 0 < least < 1:
+            return chance, 0 if least else LONGEST
+        return chance, min(int(math.log(least) / math.log(chance)), LONGEST)
 
     def promise(self, drafts: Sequence[tuple[float, int]]) -> Promise:
         """Returns what drafts promise: the means over these."""
         tokens = sum(_accepted(chance, length) for chance, length in drafts)
         return Promise(1 + tokens / len(drafts), sum(length for _, length in drafts) / len(drafts))
+
+
+def _right(rng: random.Random, chance: float, length: int) -> int:
+    """Returns how many tokens of a draft are right, if each is with this probability where those before it are."""
+    if not 0 < chance < 1:
+        return length if chance else 0
+    return min(int(math.log(1 - rng.random()) / math.log(chance)), length)
 
 
 def _accepted(chance: float, length: int) -> float:
@@ -260,7 +267,7 @@ class DraftingEngine:
             if not length:
                 model = 0 if self._unread[i] else self._made if asked else min(self._made, depth)
                 chance, length = self.text.right, model
-            right = next((j for j in range(length) if rng.random() >= chance), length)
+            right = _right(rng, chance, length)
             self._left[i] -= 1 + right
             rows.append((length, right))
         drafted, accepted = sum(length for length, _ in rows), sum(right for _, right in rows)

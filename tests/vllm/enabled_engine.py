@@ -1,11 +1,9 @@
 """Starts vLLM as a program that knows nothing of HistoSpec; writes a file of JSON.
 
-    python enabled_engine.py configure FILE [ARGUMENTS, ...](JSON)
-    python enabled_engine.py generate FILE ARGUMENTS(JSON) PROMPTS(JSON)
+    python enabled_engine.py FILE ARGUMENTS(JSON) PROMPTS(JSON)
 
-ARGUMENTS are vLLM's. `configure` writes, for each of several engines, what vLLM's configuration has (`settings`, or the
-`error`) and what HistoSpec logged (`lines`). `generate` rolls the prompts out twice: `responses` holds a list of token
-ids for each prompt, of each visit; `accepted`: drafted tokens that were.
+ARGUMENTS are vLLM's. Rolls the prompts out twice: `responses` holds a list of token ids for each prompt, of each visit;
+`accepted`: drafted tokens that were; `settings`: what vLLM's configuration has.
 """
 
 import faulthandler
@@ -13,6 +11,7 @@ import json
 import logging
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,18 +40,21 @@ class Lines(logging.Handler):
         self.kept.append(record.getMessage())
 
 
-def configure(engines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def configured(engines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What vLLM's configuration has for each engine (`settings` or `error`), and what HistoSpec logged (`lines`)."""
     from vllm.engine.arg_utils import EngineArgs
 
     found: list[dict[str, Any]] = []
     for arguments in engines:
         lines = Lines()
-        logging.getLogger("histospec.vllm").addHandler(lines)
+        logger = logging.getLogger("histospec.vllm")
+        logger.setLevel(logging.INFO)
+        logger.addHandler(lines)
         try:
             found.append({"settings": settings(EngineArgs(**arguments).create_engine_config())})
         except ValueError as error:
             found.append({"error": str(error)})
-        logging.getLogger("histospec.vllm").removeHandler(lines)
+        logger.removeHandler(lines)
         found[-1]["lines"] = lines.kept
     return found
 
@@ -75,9 +77,8 @@ def generate(arguments: dict[str, Any], prompts: list[list[int]]) -> dict[str, A
 
 if __name__ == "__main__":
     faulthandler.dump_traceback_later(SECONDS, exit=True)
-    what, path, *given = sys.argv[1:]
-    run: Any = configure if what == "configure" else generate
-    written = run(*map(json.loads, given))
+    path, *given = sys.argv[1:]
+    written = generate(*map(json.loads, given))
     Path(path).write_text(json.dumps(written))
     sys.stdout.flush()
     os._exit(0)  # vLLM's threads may not end

@@ -17,6 +17,7 @@ from tests.support.tiny_policy import ALPHABET
 pytestmark = [pytest.mark.vllm, pytest.mark.newest]
 
 RANK = 4
+CPU_FLAGS = Path("/proc/cpuinfo").read_text()
 
 
 def lora(folder: Path, model: str, seed: int) -> str:
@@ -173,6 +174,7 @@ def test_a_mixture_of_experts(engine: StartEngine, shared_server: Server, prompt
     visit_twice(engine, shared_server, prompts, model=mixture)
 
 
+@pytest.mark.skipif("avx512f" not in CPU_FLAGS, reason="needs a CPU with AVX-512, as vLLM's cache of FP8 does")
 def test_a_cache_of_fp8(engine: StartEngine, shared_server: Server, prompts: Prompts) -> None:
     visit_twice(engine, shared_server, prompts, kv_cache_dtype="fp8")
 

@@ -1,33 +1,27 @@
 """With coupled sampling, seeded output does not depend on drafts, and repeats with its seed."""
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support import coupled_check
+from tests.support import apart, coupled_check
 from tests.support.servers import Server
 
 pytestmark = [pytest.mark.vllm, pytest.mark.v1]
 
 LIMIT = 5  # standard deviations
-ROOT = Path(__file__).parents[2]
 
 
-def check(tiny_model: str, what: Any, size: Any, *more: str, **environment: Any) -> Any:
-    command = [sys.executable, "-m", coupled_check.__name__, tiny_model, what, str(size), *more]
-    settings = os.environ | {"HISTOSPEC_SAMPLING": "coupled"} | environment
-    done = subprocess.run(command, cwd=ROOT, env=settings, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-4000:]
-    return json.loads(done.stdout.splitlines()[-1])
+def check(tiny_model: str, what: str, size: int, *more: str, **environment: str) -> Any:
+    """What a check of `coupled_check` found. A process samples coupled or it does not."""
+    return apart.call(
+        {"HISTOSPEC_SAMPLING": "coupled"} | environment, coupled_check.CHECKS[what], tiny_model, size, *more
+    )
 
 
-@pytest.mark.parametrize("prompts", [40, pytest.param(200, marks=pytest.mark.long)])
+@pytest.mark.parametrize("prompts", [20, pytest.param(200, marks=pytest.mark.long)])
 def test_drafts_change_no_token(tiny_model: str, prompts: int) -> None:
     """At temperature 1, with top-k, top-p, penalties and logprobs, in batches with requests that have no seed."""
     result = check(tiny_model, "same", prompts)

@@ -14,10 +14,12 @@ from typing import Any
 import pytest
 
 from histospec.client.vllm.settings import PROPOSER, SCHEDULER
+from tests.support import apart
 from tests.support.clients import texts
 from tests.support.engines import MakeClient, Prompts
 from tests.support.ports import free_port
 from tests.support.servers import Server
+from tests.vllm.enabled_engine import configured
 
 pytestmark = pytest.mark.vllm
 
@@ -36,14 +38,19 @@ def arguments(tiny_model: str) -> dict[str, Any]:
 
 
 @pytest.fixture
-def run(namespace: str, tmp_path: Path) -> Callable[..., Any]:
-    """run(what, arguments, ..., VARIABLE=value) -> what enabled_engine.py wrote, and its log."""
+def variables(namespace: str) -> dict[str, str]:
+    """Of every program."""
+    return {"HISTOSPEC_NAMESPACE": namespace, "HISTOSPEC_DEADLINE": "5", "HISTOSPEC_VERIFY_COST": "0.05"}
 
-    def ran(what: str, *given: Any, **variables: str) -> Any:
-        program = [sys.executable, str(Path(__file__).parent / "enabled_engine.py"), what, str(tmp_path / "found")]
-        settings = {"HISTOSPEC_NAMESPACE": namespace, "HISTOSPEC_DEADLINE": "5", "HISTOSPEC_VERIFY_COST": "0.05"}
+
+@pytest.fixture
+def generate(variables: dict[str, str], tmp_path: Path) -> Callable[..., Any]:
+    """generate(arguments, prompts, VARIABLE=value) -> what enabled_engine.py wrote, and its log."""
+
+    def ran(*given: Any, **own: str) -> Any:
+        program = [sys.executable, str(Path(__file__).parent / "enabled_engine.py"), str(tmp_path / "found")]
         done = subprocess.run(
-            [*program, *map(json.dumps, given)], env=os.environ | settings | {"VLLM_LOGGING_LEVEL": "INFO"} | variables,
+            [*program, *map(json.dumps, given)], env=os.environ | variables | {"VLLM_LOGGING_LEVEL": "INFO"} | own,
             capture_output=True, text=True, check=False,
         )  # fmt: skip
         log = done.stdout + done.stderr
@@ -53,9 +60,15 @@ def run(namespace: str, tmp_path: Path) -> Callable[..., Any]:
     return ran
 
 
+@pytest.fixture
+def configure(variables: dict[str, str]) -> Callable[..., Any]:
+    """configure(arguments, ..., VARIABLE=value) -> what `configured` returns in a program that has imported vLLM."""
+    return lambda *engines, **own: apart.call(variables | own, configured, engines)
+
+
 @pytest.mark.parametrize("way", ["own_process", "external_launcher"])
 def test_an_engine_drafts(
-    run: Callable[..., Any],
+    generate: Callable[..., Any],
     arguments: dict[str, Any],
     server: Server,
     prompts: Prompts,
@@ -64,13 +77,13 @@ def test_an_engine_drafts(
     way: str,
 ) -> None:
     """`external_launcher` is how TRL starts vLLM, in its own process."""
-    variables = {"HISTOSPEC_ENABLE": "1", "HISTOSPEC_ENDPOINT": server.endpoint, "VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
+    own = {"HISTOSPEC_ENABLE": "1", "HISTOSPEC_ENDPOINT": server.endpoint, "VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
     if way == "external_launcher":
         arguments["distributed_executor_backend"] = way
-        variables |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
-        variables |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-        variables["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-    found, log = run("generate", arguments, prompts, **variables)
+        own |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
+        own |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+        own["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    found, log = generate(arguments, prompts, **own)
     assert found["settings"] == DRAFTS
     assert found["responses"] == [expected] * 2
     assert found["accepted"] > 0
@@ -80,12 +93,14 @@ def test_an_engine_drafts(
     assert log.count("HISTOSPEC_ENABLE is 1: speculative_config is {'method': 'custom_class'") == 1
 
 
-def test_without_the_variable_nothing_changes(run: Callable[..., Any], arguments: dict[str, Any], nowhere: str) -> None:
-    (found,), _ = run("configure", [arguments], HISTOSPEC_ENDPOINT=nowhere)
+def test_without_the_variable_nothing_changes(
+    configure: Callable[..., Any], arguments: dict[str, Any], nowhere: str
+) -> None:
+    (found,) = configure(arguments, HISTOSPEC_ENDPOINT=nowhere)
     assert (found["settings"]["method"], found["settings"]["scheduler"], found["lines"]) == (None, None, [])
 
 
-def test_the_users_own_settings_win(run: Callable[..., Any], arguments: dict[str, Any], nowhere: str) -> None:
+def test_the_users_own_settings_win(configure: Callable[..., Any], arguments: dict[str, Any], nowhere: str) -> None:
     cases: list[tuple[dict[str, Any], tuple[Any, Any, Any], str]] = [
         ({}, ("custom_class", 16, SCHEDULER), "speculative_config is {"),
         ({"speculative_config": NGRAM}, ("ngram", 3, None), f"speculative_config is set and wins: {NGRAM}"),
@@ -98,7 +113,7 @@ def test_the_users_own_settings_win(run: Callable[..., Any], arguments: dict[str
         ),
     ]
     given = [arguments | own for own, _, _ in cases]
-    found, _ = run("configure", given, HISTOSPEC_ENABLE="1", HISTOSPEC_ENDPOINT=nowhere)
+    found = configure(*given, HISTOSPEC_ENABLE="1", HISTOSPEC_ENDPOINT=nowhere)
     for (_, settings, said), engine in zip(cases, found, strict=True):
         assert tuple(engine["settings"][name] for name in ("method", "tokens", "scheduler")) == settings
         (line,) = engine["lines"]
@@ -106,8 +121,8 @@ def test_the_users_own_settings_win(run: Callable[..., Any], arguments: dict[str
 
 
 def test_a_missing_endpoint_is_said_before_the_model_is_loaded(
-    run: Callable[..., Any], arguments: dict[str, Any]
+    configure: Callable[..., Any], arguments: dict[str, Any]
 ) -> None:
-    (found,), _ = run("configure", [arguments], HISTOSPEC_ENABLE="1", HISTOSPEC_ENDPOINT="")
+    (found,) = configure(arguments, HISTOSPEC_ENABLE="1", HISTOSPEC_ENDPOINT="")
     assert found["error"].startswith("HISTOSPEC_ENABLE is 1, but endpoint: ")
     assert found["error"].endswith("or set HISTOSPEC_ENDPOINT")

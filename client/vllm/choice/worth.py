@@ -136,10 +136,11 @@ class LevelGains:
         self._seen[:, :width] *= 0.5 ** (len(level) / GAIN_MEMORY)
         seen = np.bincount(level, minlength=SIZE).astype(np.float64)
         self._seen[:, :width] += seen[:, None]
+        total = np.zeros((SIZE, width))
+        np.add.at(total, level, gain)
         at = seen > 0
-        for j in range(width):
-            total = np.bincount(level, gain[:, j], minlength=SIZE)
-            self._gain[at, j] += (total[at] - seen[at] * self._gain[at, j]) / self._seen[at, j]
+        means = self._gain[at, :width]
+        self._gain[at, :width] += (total[at] - seen[at, None] * means) / self._seen[at, :width]
 
     def saw_levels(self, level: NDArray[np.int64]) -> None:
         """Takes the level of the server's first token for each request, int[B], of a step that asked the server."""
