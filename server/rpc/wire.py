@@ -5,12 +5,12 @@ over a limit, only that session is refused: `Open.refusal` says why.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import numpy as np
 from google.protobuf.message import DecodeError
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from histospec.protocol import alternatives
 from histospec.protocol.aborted import DIGEST, TAIL, Aborted
@@ -207,8 +207,10 @@ def message(request: pb.DraftRequest | Undecodable, config: Config) -> Message:
     return Message(request.sequence, opens, _step(request.step, config) if request.HasField("step") else None, closes)
 
 
-def _repeated(sessions: ArrayLike) -> bool:
+def _repeated(sessions: Sequence[int] | NDArray[np.generic]) -> bool:
     """Sorts, because the time of a set depends on which numbers a client chooses (see `open_sessions.SECRET`)."""
+    if len(sessions) < 2:
+        return False
     ordered = np.sort(np.array(sessions, UINT64))
     return bool((ordered[1:] == ordered[:-1]).any())
 
