@@ -150,6 +150,7 @@ class DraftClient:
             model_drafted: for each session, how many tokens of the worker's own drafter the worker verified since the
                 session's last step. Needs `verified` and `model_accepted`.
             model_accepted: for each session, how many of these it accepted. Needs `verified` and `model_drafted`.
+            runners_up: whether drafts have their `runners_up`.
 
         Returns:
             B drafts. A draft is empty if the server has none, is late, or cannot be reached.

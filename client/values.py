@@ -57,6 +57,9 @@ class Draft:
     """int32[k], read-only"""
     probs: NDArray[np.float32]
     """float32[k], read-only: estimated probability that the token is accepted, given that all tokens before it were"""
+    runners_up: tuple[NDArray[np.int32], NDArray[np.float32]] | None = None
+    """If asked for, int32[k] and float32[k]: the most probable of the other tokens in the place of each token, and the
+    probability that it is right if all tokens before it are; -1 and 0 if the server knows of no other."""
 
     def __len__(self) -> int:
         return len(self.tokens)

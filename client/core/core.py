@@ -319,12 +319,13 @@ class Core:
         verified: Sequence[int] | None = None,
         model_drafted: Sequence[int] | None = None,
         model_accepted: Sequence[int] | None = None,
+        runners_up: bool = False,
     ) -> Pending:
         """See `DraftClient.send`. Leaves a message for every shard that may be asked."""
         arguments.listed("sessions", sessions, arguments.SESSIONS)
         arguments.listed("new_tokens", new_tokens, arguments.TOKEN_LISTS)
         arguments.same_length("new_tokens", new_tokens, "sessions", len(sessions))
-        budget = Budget(max_tokens, verify_cost).check()
+        budget = Budget(max_tokens, verify_cost, bool(runners_up)).check()
         counts = report_counts(verified, model_drafted, model_accepted, len(sessions))
         flat, lengths = arguments.batch_bytes("new_tokens", new_tokens)
         return self._send(sessions, flat, lengths, counts, budget)

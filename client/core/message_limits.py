@@ -122,7 +122,8 @@ def longest_answer(message: pb.DraftRequest) -> int:
     """Returns the most bytes of an answer to a message: its drafts, and what was refused, with the reasons."""
     rows = len(message.step.sessions) // UINT64.itemsize
     parts = rows + len(message.opens) + len(message.closes)
-    return ANSWER + rows * (8 * message.step.max_tokens + ANSWER_ROW) + parts * REFUSAL
+    token = 16 if message.step.runners_up else 8
+    return ANSWER + rows * (token * message.step.max_tokens + ANSWER_ROW) + parts * REFUSAL
 
 
 def too_large(message: pb.DraftRequest, limits: MessageLimits) -> dict[int, str]:
@@ -200,4 +201,5 @@ def _take(step: pb.Step, rows: Sequence[int]) -> pb.Step:
         if counts := getattr(step, name):
             setattr(taken, name, np.frombuffer(counts, INT32)[chosen].tobytes())
     taken.max_tokens, taken.verify_cost, taken.late = step.max_tokens, step.verify_cost, step.late
+    taken.runners_up = step.runners_up
     return taken

@@ -18,14 +18,15 @@ from histospec.v1 import draft_pb2 as pb
 
 
 class Budget(NamedTuple):
-    """The arguments of `DraftClient.step` that decide how long drafts become."""
+    """The arguments of `DraftClient.step` that decide what drafts have."""
 
     max_tokens: int = 16
     verify_cost: float = DEFAULT_VERIFY_COST
+    runners_up: bool = False
 
     def check(self) -> "Budget":
         """Returns itself. Raises ValueError, naming the field that is out of range."""
-        tokens, cost = self
+        tokens, cost, _ = self
         if type(tokens) is int and type(cost) is float and 0 <= tokens <= DEFAULT_MAX_DRAFT and 0 <= cost <= 1:
             return self  # fast path for steps
         arguments.whole("max_tokens", self.max_tokens, 0, DEFAULT_MAX_DRAFT)
@@ -139,6 +140,8 @@ class Drafts(NamedTuple):
     probs: NDArray[np.float32]
     nonempty: int
     """How many drafts have tokens."""
+    others: tuple[NDArray[np.int32], NDArray[np.float32]] | None
+    """The runner-up of each token, or -1, and its probability; None: the answer has none."""
 
     @classmethod
     def parse(cls, response: pb.DraftResponse, sessions: int, most: int) -> "Drafts":
@@ -161,10 +164,30 @@ class Drafts(NamedTuple):
         if len(tokens):
             if np.minimum.reduce(tokens) < 0:
                 raise GarbledReply(f"tokens: {tokens.min()} is negative")
-            # As unsigned integers, floats of [0, 1] are in order, and all others are larger, NaN too.
-            if np.maximum.reduce(probs.view(_BITS)) > _BITS_OF_ONE:
-                raise GarbledReply(f"probs: {probs[probs.view(_BITS).argmax()]} is outside [0, 1]")
-        return cls(offsets, tokens, probs, len(lengths) - lengths.count(0))
+            _check_probs("probs", probs)
+        others = _runners_up(response, tokens) if response.runner_up_tokens else None
+        return cls(offsets, tokens, probs, len(lengths) - lengths.count(0), others)
+
+
+def _runners_up(
+    response: pb.DraftResponse, drafted: NDArray[np.int32]
+) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    tokens = array("runner_up_tokens", response.runner_up_tokens, INT32)
+    probs = array("runner_up_probs", response.runner_up_probs, FLOAT32)
+    if not len(tokens) == len(probs) == len(drafted):
+        raise GarbledReply(
+            f"runner_up_tokens: {len(tokens)}, with {len(probs)} probabilities, of {len(drafted)} tokens"
+        )
+    if (tokens < -1).any() or (tokens == drafted).any():
+        raise GarbledReply("runner_up_tokens: one is below -1, or is the drafted token")
+    _check_probs("runner_up_probs", probs)
+    return tokens, probs
+
+
+def _check_probs(name: str, probs: NDArray[np.float32]) -> None:
+    # As unsigned integers, floats of [0, 1] are in order, and all others are larger, NaN too.
+    if np.maximum.reduce(probs.view(_BITS)) > _BITS_OF_ONE:
+        raise GarbledReply(f"{name}: {probs[probs.view(_BITS).argmax()]} is outside [0, 1]")
 
 
 def array(name: str, data: bytes, dtype: np.dtype) -> NDArray:  # type: ignore[type-arg]
@@ -225,10 +248,12 @@ class Pending:
         drafts = [_EMPTY] * self.size
         for _, part in self.parts:
             rows_of_step = part.rows
-            for rows, (offsets, tokens, probs, _) in part.drafts:
+            for rows, (offsets, tokens, probs, _, others) in part.drafts:
                 start = 0
                 for row, end in zip(rows, offsets[1:], strict=True):
                     if start != end:
                         drafts[rows_of_step[row]] = Draft(tokens[start:end], probs[start:end])
+                        if others is not None:
+                            drafts[rows_of_step[row]].runners_up = others[0][start:end], others[1][start:end]
                         start = end
         return drafts

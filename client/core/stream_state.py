@@ -173,7 +173,7 @@ class StreamState:
             step.positions = pack(f"<{len(rows)}i", *positions)
             step.lengths = pack(f"<{len(rows)}i", *lengths)
             step.tokens = tokens
-            step.max_tokens, step.verify_cost = budget
+            step.max_tokens, step.verify_cost, step.runners_up = budget
             step.late, self.late = self.late, 0
             batch.put_report(step, rows)
         self._queue(message, Awaited(part, rows) if part else None, now=now)

@@ -54,9 +54,15 @@ class _RequestSession:
 class RequestSessions:
     """Sessions by request id. Not thread-safe: it belongs to the scheduler's thread."""
 
-    def __init__(self, client: "DraftClient", max_tokens: int, position_noise: bool = False) -> None:
-        """Takes the client, the length of the longest draft, and whether the noise of a seed is of the position."""
+    def __init__(
+        self, client: "DraftClient", max_tokens: int, position_noise: bool = False, runners_up: bool = False
+    ) -> None:
+        """Takes the client, the length of the longest draft, and what drafts have.
+
+        `position_noise`: whether the noise of a seed is of the position. `runners_up`: see `DraftClient.step`.
+        """
         self.client = client
+        self._asking = {"runners_up": True} if runners_up else {}
         self._position_noise = position_noise
         self.max_tokens = max_tokens
         self.verify_cost = DEFAULT_VERIFY_COST  # sent with steps that ask for no drafts, for the server's metrics
@@ -109,7 +115,7 @@ class RequestSessions:
         """Sends (request id, new tokens) of one step and asks for drafts, which `collect` returns. Never waits."""
         requests, sessions, tokens, verified = self._advance(rows)
         if sessions:
-            step = self.client.send(sessions, tokens, self.max_tokens, verify_cost, **verified)
+            step = self.client.send(sessions, tokens, self.max_tokens, verify_cost, **verified, **self._asking)
             self._pending.append((requests, step))
 
     def report(self, rows: Iterable[tuple[str, Sequence[int]]]) -> None:

@@ -15,13 +15,17 @@ import time
 import weakref
 from collections.abc import Iterator, Sequence
 
-from histospec.client import DraftClient
+import numpy as np
+from numpy.typing import NDArray
+
+from histospec.client import Draft, DraftClient
 from histospec.client.engines.greeting import greet
 from histospec.client.engines.harmless import Harmless
 from histospec.client.engines.options import ONE_TOKEN, read_options, why_no_rollout
 from histospec.client.engines.reporting import MinuteReport
 from histospec.client.engines.sessions import RequestSessions, known
 from histospec.client.engines.versions import WeightVersions
+from histospec.client.sglang import places
 from histospec.client.sglang.interface import Req, ScheduleBatch, Scheduler
 
 logger = logging.getLogger("histospec.sglang")
@@ -35,14 +39,15 @@ class SchedulerDrafts:
     def __init__(self, scheduler: Scheduler) -> None:
         """Connects to the server. Raises ValueError if HistoSpec's own configuration cannot work."""
         self.places: int = scheduler.draft_worker.draft_token_num
+        branches = scheduler.server_args.speculative_ngram_max_bfs_breadth > 1
         client = DraftClient()
         greet(client, self.places - 1, "speculative_num_draft_tokens - 1")
         self._vocabulary: int = scheduler.model_config.vocab_size
-        self._sessions = RequestSessions(client, self.places - 1)
+        self._sessions = RequestSessions(client, self.places - 1, runners_up=branches)
         self._sessions.verify_cost = VERIFY_COST
         self._harmless = Harmless(self._forget)
         self._versions = WeightVersions()
-        self._drafts: dict[str, Sequence[int]] = {}  # those that wait for a step of their request
+        self._drafts: dict[str, Draft] = {}  # those that wait for a step of their request
         self._filled: dict[str, int] = {}  # how many tokens of the server the current batch verifies
         self._minute = MinuteReport()
         self._stepped = -float("inf")  # when the last step ended
@@ -59,19 +64,24 @@ class SchedulerDrafts:
         with self._harmless("announce", forget=True):
             self._sessions.announce()
 
-    def drafts(self, batch: ScheduleBatch) -> Sequence[Sequence[int]]:
-        """Returns the drafts of a batch's requests for this step, empty ones where there are none."""
-        rows: list[Sequence[int]] = [()] * len(batch.reqs)
+    def drafts(self, batch: ScheduleBatch) -> NDArray[np.int64]:
+        """Returns what fills the places of a batch's requests in this step, see `places.choose`."""
+        chosen = places.choose([None] * len(batch.reqs), self.places, self._vocabulary)
         waited = -time.perf_counter()
         with self._harmless("receive", forget=True):
             received = self._sessions.collect()
             for name, draft in received.items():
-                self._drafts[name] = () if (one := known(draft, self._vocabulary)) is None else one.tokens.tolist()
+                if (one := known(draft, self._vocabulary)) is None:
+                    self._drafts.pop(name, None)
+                else:
+                    self._drafts[name] = one
             waited += time.perf_counter()
-            rows = [self._drafts.pop(req.rid, ()) for req in batch.reqs]
-            self._minute.received(waited, len(received), [list(row) for row in rows])
-            self._filled = {req.rid: len(row) for req, row in zip(batch.reqs, rows, strict=True) if len(row)}
-        return rows
+            drafts = [self._drafts.pop(req.rid, None) for req in batch.reqs]
+            self._minute.received(waited, len(received), [[] if d is None else d.tokens.tolist() for d in drafts])
+            chosen = places.choose(drafts, self.places, self._vocabulary)
+            filled = (chosen[0] != places.NONE).sum(1).tolist()
+            self._filled = {req.rid: count for req, count in zip(batch.reqs, filled, strict=True) if count}
+        return chosen
 
     def processed(self, reqs: Sequence[Req]) -> None:
         """Sends the new tokens of requests that a step has computed, and commits the responses that ended."""

@@ -103,7 +103,7 @@ def _exists(target: str) -> bool:
 def _made(result: Any, scheduler: Any, *args: Any, **kwargs: Any) -> None:
     global _current, _ranks
     if settings.drafts_here(scheduler):
-        _ranks = Ranks(scheduler.tp_group, scheduler.draft_worker.draft_token_num)
+        _ranks = Ranks(scheduler.tp_group)
         if _ranks.leads:
             _current = SchedulerDrafts(scheduler)
 
@@ -147,6 +147,7 @@ def _leaving(scheduler: Any, *args: Any, **kwargs: Any) -> None:
 def _prepare(prepare: Callable[..., Any], worker: NgramWorker, batch: ScheduleBatch, *args: Any, **kwargs: Any) -> Any:
     tokens, mask = prepare(worker, batch, *args, **kwargs)
     if _ranks is not None:
-        rows = () if _current is None else _current.drafts(batch)
-        places.put(tokens, mask, _ranks.share(rows, len(batch.reqs)), worker.draft_token_num)
+        number, requests = worker.draft_token_num, len(batch.reqs)
+        chosen = places.choose([None] * requests, number, 0) if _current is None else _current.drafts(batch)
+        places.put(tokens, mask, _ranks.share(chosen), number)
     return tokens, mask

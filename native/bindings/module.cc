@@ -90,7 +90,7 @@ histospec::bindings::Array<T> array_or_none(const char* field, const std::option
 py::tuple step(Engine& engine, py::handle sessions, py::handle new_tokens, py::handle new_offsets, int max_tokens,
                float verify_cost, const std::optional<py::object>& positions, std::optional<std::int64_t> most_tokens,
                const std::optional<py::object>& verified, const std::optional<py::object>& model_drafted,
-               const std::optional<py::object>& model_accepted) {
+               const std::optional<py::object>& model_accepted, bool runners_up) {
   const auto ids = array_of<std::int64_t>("sessions", sessions);
   const auto tokens = array_of<std::int32_t>("new_tokens", new_tokens);
   const auto offsets = array_of<std::int64_t>("new_offsets", new_offsets);
@@ -100,17 +100,22 @@ py::tuple step(Engine& engine, py::handle sessions, py::handle new_tokens, py::h
   const auto accepted = array_or_none<std::int32_t>("model_accepted", model_accepted);
   const histospec::StepRequest request = {
       ids.span(), tokens.span(), offsets.span(), at.span(),
-      max_tokens, verify_cost,   most_tokens,    {server.span(), model.span(), accepted.span()}};
+      max_tokens, verify_cost,   most_tokens,    {server.span(), model.span(), accepted.span()},
+      runners_up};
   histospec::StepResult result;
   without_gil([&] { engine.step(request, result); });
-  const auto drafts = py::make_tuple(histospec::bindings::to_numpy(std::move(result.tokens)),
-                                     histospec::bindings::to_numpy(std::move(result.offsets)),
-                                     histospec::bindings::to_numpy(std::move(result.probabilities)));
-  if (!most_tokens) return drafts;
-  std::vector<std::uint8_t> outcomes(result.outcomes.size());
-  std::ranges::transform(result.outcomes, outcomes.begin(),
-                         [](auto outcome) { return static_cast<std::uint8_t>(outcome); });
-  return drafts + py::make_tuple(histospec::bindings::to_numpy(std::move(outcomes)));
+  py::tuple drafts = py::make_tuple(histospec::bindings::to_numpy(std::move(result.tokens)),
+                                    histospec::bindings::to_numpy(std::move(result.offsets)),
+                                    histospec::bindings::to_numpy(std::move(result.probabilities)));
+  if (most_tokens) {
+    std::vector<std::uint8_t> outcomes(result.outcomes.size());
+    std::ranges::transform(result.outcomes, outcomes.begin(),
+                           [](auto outcome) { return static_cast<std::uint8_t>(outcome); });
+    drafts = drafts + py::make_tuple(histospec::bindings::to_numpy(std::move(outcomes)));
+  }
+  if (!runners_up) return drafts;
+  return drafts + py::make_tuple(histospec::bindings::to_numpy(std::move(result.runners_up)),
+                                 histospec::bindings::to_numpy(std::move(result.runner_up_probabilities)));
 }
 
 py::tuple open_session(Engine& engine, const py::str& name, py::handle prompt,
@@ -279,7 +284,7 @@ PYBIND11_MODULE(_core, m) {
            "generated"_a = py::none(), "seed"_a = py::none(), "position_noise"_a = false)
       .def("step", &step, "sessions"_a, "new_tokens"_a, "new_offsets"_a, "max_tokens"_a = 16, "verify_cost"_a = 0.05f,
            py::kw_only(), "positions"_a = py::none(), "most_tokens"_a = py::none(), "verified"_a = py::none(),
-           "model_drafted"_a = py::none(), "model_accepted"_a = py::none())
+           "model_drafted"_a = py::none(), "model_accepted"_a = py::none(), "runners_up"_a = false)
       .def(
           "close",
           [](Engine& engine, histospec::SessionId session, bool commit, std::optional<std::int64_t> epoch,

@@ -9,7 +9,7 @@ and `step` never waits while the engine builds an index.
 """
 
 from collections.abc import Sequence
-from typing import TypeAlias, TypedDict, overload
+from typing import Any, Literal, TypeAlias, TypedDict, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -222,7 +222,24 @@ class Engine:
         verified: npt.NDArray[np.int32] | None = None,
         model_drafted: npt.NDArray[np.int32] | None = None,
         model_accepted: npt.NDArray[np.int32] | None = None,
+        runners_up: Literal[False] = False,
     ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64], npt.NDArray[np.float32], npt.NDArray[np.uint8]]: ...
+    @overload
+    def step(
+        self,
+        sessions: npt.NDArray[np.int64],
+        new_tokens: npt.NDArray[np.int32],
+        new_offsets: npt.NDArray[np.int64],
+        max_tokens: int = 16,
+        verify_cost: float = 0.05,
+        *,
+        positions: npt.NDArray[np.int64],
+        most_tokens: int,
+        verified: npt.NDArray[np.int32] | None = None,
+        model_drafted: npt.NDArray[np.int32] | None = None,
+        model_accepted: npt.NDArray[np.int32] | None = None,
+        runners_up: bool,
+    ) -> tuple[Any, ...]: ...
     @overload
     def step(
         self,
@@ -237,6 +254,7 @@ class Engine:
         verified: npt.NDArray[np.int32] | None = None,
         model_drafted: npt.NDArray[np.int32] | None = None,
         model_accepted: npt.NDArray[np.int32] | None = None,
+        runners_up: Literal[False] = False,
     ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64], npt.NDArray[np.float32]]:
         """Appends the tokens that a batch of sessions generated since its last step, learns from them, and drafts.
 
@@ -269,6 +287,7 @@ class Engine:
             model_drafted: int32[B], how many tokens of the worker's own drafter the worker verified since the session's
                 last step. Needs `verified` and `model_accepted`.
             model_accepted: int32[B], how many of these the worker accepted. Needs `verified` and `model_drafted`.
+            runners_up: whether to return the last two arrays.
 
         Returns:
             tokens: int32[D], flat. The draft of session b is `tokens[offsets[b]:offsets[b + 1]]`, which is empty for a
@@ -277,6 +296,10 @@ class Engine:
             probs: float32[D], in (0, 1): probability that the token is accepted, given that all tokens before it in its
                 draft were.
             outcomes: uint8[B], only with `most_tokens`: `STEPPED`, `UNKNOWN` or `TOO_LONG` for each session.
+            runner_up_tokens: int32[D], only with `runners_up`: the most probable of the other tokens in the token's
+                place; -1 if the engine knows of no other.
+            runner_up_probs: float32[D], only with `runners_up`: probability that it is right, given that all tokens
+                before it in the draft were; 0 without one.
 
         Raises:
             KeyError: a session is not open.

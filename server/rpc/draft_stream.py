@@ -254,7 +254,7 @@ class DraftStream:
         most = self._config.max_session_tokens
         asked = slices.StepRequest(
             ids, step.tokens, step.offsets, step.positions.astype(np.int64), most,
-            step.max_tokens, step.verify_cost, step.report,
+            step.max_tokens, step.verify_cost, step.report, step.runners_up,
         )  # fmt: skip
         rows = None  # of the step that the engine gets; None: all
         if step.tokens.size and (full := self._full(step)):
@@ -283,6 +283,8 @@ class DraftStream:
         answer.response.lengths = lengths.tobytes()
         answer.response.tokens = drafts.tokens.tobytes()
         answer.response.probs = drafts.probs.tobytes()
+        answer.response.runner_up_tokens = drafts.runner_up_tokens.tobytes()
+        answer.response.runner_up_probs = drafts.runner_up_probs.tobytes()
         self._counts["steps"] += bool(step.sessions)
         self._counts["late"] += step.late
         if step.late:

@@ -93,6 +93,7 @@ class StepRequest(NamedTuple):
     max_tokens: int
     verify_cost: float
     report: Report | None = None
+    runners_up: bool = False
 
     def of(self, rows: NDArray[np.int64]) -> "StepRequest":
         """Returns these rows alone, in ascending order."""
@@ -129,6 +130,10 @@ class StepResult(NamedTuple):
     """[D]"""
     outcomes: NDArray[np.uint8]
     """[B]: a session was left out unless its outcome is STEPPED."""
+    runner_up_tokens: NDArray[np.int32] = np.empty(0, np.int32)
+    """[D] if asked for: the most probable other token in the place of each, or -1."""
+    runner_up_probs: NDArray[np.float32] = np.empty(0, np.float32)
+    """[D] if asked for."""
 
 
 async def step(engine: Engine, asked: StepRequest, pacer: Pacer) -> StepResult:
@@ -152,6 +157,8 @@ async def step(engine: Engine, asked: StepRequest, pacer: Pacer) -> StepResult:
         np.concatenate(([0], np.cumsum(lengths))),
         np.concatenate([some.probs for some in drafts]),
         outcomes,
+        np.concatenate([some.runner_up_tokens for some in drafts]),
+        np.concatenate([some.runner_up_probs for some in drafts]),
     )
 
 
@@ -172,6 +179,7 @@ def _call(engine: Engine, asked: StepRequest) -> StepResult:
             max_tokens=asked.max_tokens,
             verify_cost=asked.verify_cost,
             **({} if asked.report is None else asked.report._asdict()),
+            runners_up=asked.runners_up,
         )
     )
 

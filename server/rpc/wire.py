@@ -56,6 +56,8 @@ class Step(NamedTuple):
     late: int
     """Earlier steps whose answers missed the deadline, as the client saw it."""
     report: "Report | None"
+    runners_up: bool
+    """Whether the answer has them."""
 
 
 class Report(NamedTuple):
@@ -249,7 +251,10 @@ def _step(request: pb.Step, config: Config) -> Step:
     if not math.isfinite(request.verify_cost) or request.verify_cost < 0:
         raise InvalidRequest(f"step.verify_cost: {request.verify_cost} must be a finite number of at least 0")
     report = _report(request, len(sessions))
-    return Step(sessions, positions, offsets, tokens, request.max_tokens, request.verify_cost, request.late, report)
+    return Step(
+        sessions, positions, offsets, tokens, request.max_tokens, request.verify_cost, request.late, report,
+        request.runners_up,
+    )  # fmt: skip
 
 
 def _report(request: pb.Step, sessions: int) -> Report | None:

@@ -55,6 +55,27 @@ def test_second_visit_drafts_what_the_first_wrote(client: DraftClient) -> None:
     assert stats.late == stats.failed == stats.reopened == stats.dropped_commits == 0
 
 
+def test_runners_up_where_the_history_forks(client: DraftClient) -> None:
+    """Of each of three sessions, one of which has no draft; nothing where it does not fork, or if nobody asks."""
+    fork = 20
+    client.ingest(PROMPT, [Response(TEXT)] * 2 + [Response([*TEXT[:fork], 7, *TEXT[fork + 1 :]])], epoch=0)
+    sessions = client.open([PROMPT, [5, 6, 7], PROMPT])
+    new = [TEXT[: fork - 3], [99], TEXT[: fork + 1]]
+    drafts = client.step(sessions, new, max_tokens=8, verify_cost=0.0, runners_up=True)
+    for draft, begin in ((drafts[0], fork - 3), (drafts[2], fork + 1)):
+        assert draft.tokens.tolist() == TEXT[begin : begin + 8]
+        assert draft.runners_up is not None
+        others, probs = draft.runners_up
+        expected = [7 if begin + i == fork else -1 for i in range(8)]
+        assert others.tolist() == expected
+        assert [p > 0 for p in probs.tolist()] == [token == 7 for token in expected]
+        assert (probs + draft.probs <= 1.1).all()
+    assert (len(drafts[1]), drafts[1].runners_up) == (0, None)
+    (again,) = client.step(sessions[:1], [[]], max_tokens=8, verify_cost=0.0)
+    assert again.tokens.tolist() == drafts[0].tokens.tolist()
+    assert again.runners_up is None
+
+
 @pytest.mark.asyncio
 async def test_a_worker_with_a_drafter_of_its_own_says_what_it_verified(shared_server: Server) -> None:
     """Both faces: three tokens of its own drafter, of which two were right, and none of the draft from here."""

@@ -10,20 +10,78 @@ from typing import Any
 import numpy as np
 import pytest
 
+from histospec.client import Draft
 from histospec.client.errors import ConfigurationError
 from histospec.client.sglang import adapter, places, plugin, settings
 from histospec.client.sglang.adapter import SchedulerDrafts
 
-PLACES = 4
+PLACES, VOCABULARY = 4, 100
+
+
+def draft(tokens: list[int], probs: list[float], others: list[int] | None = None, theirs: Any = ()) -> Draft:
+    runners_up = None if others is None else (np.array(others, np.int32), np.array(theirs, np.float32))
+    return Draft(np.array(tokens, np.int32), np.array(probs, np.float32), runners_up)
+
+
+def filled(drafts: list[Draft | None], count: int = PLACES) -> tuple[list[list[int]], list[list[list[int]]]]:
+    """The tokens and the masks of requests whose own places are 7, 1, 1, 1 and masks of ones."""
+    tokens = np.array([[7, *[1] * (count - 1)]] * len(drafts), np.int64).reshape(-1)
+    mask = np.ones(len(drafts) * count * count, np.int64)
+    places.put(tokens, mask, places.choose(drafts, count, VOCABULARY), count)
+    return tokens.reshape(-1, count).tolist(), mask.reshape(-1, count, count).tolist()
 
 
 def test_a_draft_is_a_chain_behind_the_last_token() -> None:
-    tokens = np.array([7, 1, 1, 1, 8, 2, 2, 2, 9, 3, 3, 3, 6, 4, 4, 4], np.int64)
-    mask = np.ones(4 * PLACES * PLACES, np.int64)
-    places.put(tokens, mask, [[10, 11, 12], [20], (), [30, 31, 32, 33, 34]], PLACES)
-    assert tokens.tolist() == [7, 10, 11, 12, 8, 20, 20, 20, 9, 3, 3, 3, 6, 30, 31, 32]
+    long = draft([30, 31, 32, 33, 34], [0.9] * 5)
+    tokens, masks = filled([draft([10, 11, 12], [0.9] * 3), draft([20], [0.5]), None, long])
+    assert tokens == [[7, 10, 11, 12], [7, 20, 20, 20], [7, 1, 1, 1], [7, 30, 31, 32]]
     chain, own = np.tri(PLACES).tolist(), np.ones((PLACES, PLACES)).tolist()
-    assert mask.reshape(4, PLACES, PLACES).tolist() == [chain, chain, own, chain]
+    assert masks == [chain, chain, own, chain]
+
+
+def test_a_branch_takes_a_place_that_is_less_probable_to_be_reached() -> None:
+    one = draft([10, 11, 12], [0.6, 0.9, 0.5], [20, -1, 22], [0.3, 0.0, 0.4])  # reached: 0.6, 0.54, 0.27; 0.3, 0.216
+    none = draft([10, 11, 12], [0.6, 0.9, 0.5], [VOCABULARY, -1, 22], [0.3, 0.0, 0.4])
+    short = draft([10], [0.6], [20], [0.3])
+    tokens, masks = filled([one, none, short])
+    assert tokens == [[7, 10, 11, 20], [7, 10, 11, 12], [7, 10, 10, 20]]
+    branch = [[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [1, 0, 0, 1]]
+    assert masks == [branch, np.tri(PLACES).tolist(), branch]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_places_that_are_most_probable_to_be_reached(seed: int) -> None:
+    """Beside a search through all tokens of the tree; no place has the same token twice behind it."""
+    rng = np.random.default_rng(seed)
+    count = int(rng.integers(2, 18))
+    drafts: list[Draft | None] = []
+    for _ in range(6):
+        length = int(rng.integers(1, 25))
+        drafted, others = rng.integers(0, 50, length), rng.integers(50, 110, length)
+        probs, theirs = rng.random(length) * 0.8 + 0.1, rng.random(length) * 0.1
+        drafts.append(draft(drafted.tolist(), probs.tolist(), others.tolist(), theirs.tolist()))
+    drafts[int(rng.integers(6))] = None
+    tokens, masks = filled(drafts, count)
+    for one, row, mask in zip(drafts, tokens, masks, strict=True):
+        if one is None:
+            continue
+        assert one.runners_up is not None
+        nodes = []  # probability to be reached, path of tokens
+        reached, path = 1.0, [7]
+        for place in range(len(one)):
+            other = int(one.runners_up[0][place])
+            if other < VOCABULARY:
+                nodes.append((reached * one.runners_up[1][place], [*path, other]))
+            reached *= one.probs[place]
+            path = [*path, int(one.tokens[place])]
+            nodes.append((reached, path))
+        best = [path for _, path in sorted(nodes, key=lambda node: -node[0])[: count - 1]]
+        paths = [[row[i] for i in range(count) if mask[place][i]] for place in range(1, count)]
+        assert all(path in paths for path in best)
+        others = [path for path in paths if path not in best]  # they go on where the chain ends
+        assert all(path[-1] == path[-2] for path in others) or not others
+        followed = [(str(path[:-1]), path[-1]) for path in paths]
+        assert len(set(followed)) == len(followed)
 
 
 @pytest.fixture
@@ -36,7 +94,7 @@ def server_args(**differently: Any) -> Any:
     usual = {
         "speculative_algorithm": None, "is_embedding": False, "disaggregation_mode": "null", "pp_size": 1, "nnodes": 1,
         "enable_dp_attention": False, "max_running_requests": None, "speculative_accept_threshold_single": 1.0,
-        "speculative_accept_threshold_acc": 1.0,
+        "speculative_accept_threshold_acc": 1.0, "speculative_ngram_max_bfs_breadth": 10,
     }  # fmt: skip
     return SimpleNamespace(**usual | differently)
 
@@ -153,7 +211,7 @@ def test_a_failure_never_stops_the_engine(monkeypatch: pytest.MonkeyPatch, caplo
     batch = SimpleNamespace(reqs=[request()])
     drafts.queued(batch.reqs[0])
     drafts.choosing()
-    assert drafts.drafts(batch) == [()]
+    assert (drafts.drafts(batch)[0] == places.NONE).all()
     drafts.processed(batch.reqs)
     drafts.aborted(batch.reqs[0])
     drafts.new_weights("step7")

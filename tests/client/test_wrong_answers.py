@@ -44,6 +44,7 @@ def u64(*numbers: int) -> bytes:
 
 
 MANY = 2_000_000
+DRAFT_OF_2 = {"lengths": i32(2), "tokens": i32(5, 6), "probs": f32(0.5, 0.5)}
 WRONG: dict[str, dict[str, Any]] = {
     "100,000 tokens for 8": {"lengths": i32(100_000), "tokens": i32(*range(100_000)), "probs": f32(*[0.5] * 100_000)},
     "9 tokens for 8": {"lengths": i32(9), "tokens": i32(*range(9)), "probs": f32(*[0.5] * 9)},
@@ -55,6 +56,13 @@ WRONG: dict[str, dict[str, Any]] = {
     "probability infinity": {"lengths": i32(1), "tokens": i32(5), "probs": f32(float("inf"))},
     "probability 1.5": {"lengths": i32(1), "tokens": i32(5), "probs": f32(1.5)},
     "probability -0.5": {"lengths": i32(1), "tokens": i32(5), "probs": f32(-0.5)},
+    "too few runners-up": DRAFT_OF_2 | {"runner_up_tokens": i32(7), "runner_up_probs": f32(0.1)},
+    "too many runners-up": DRAFT_OF_2 | {"runner_up_tokens": i32(7, 7, 7), "runner_up_probs": f32(0.1, 0.1, 0.1)},
+    "runners-up without probabilities": DRAFT_OF_2 | {"runner_up_tokens": i32(7, 8)},
+    "a runner-up below -1": DRAFT_OF_2 | {"runner_up_tokens": i32(7, -2), "runner_up_probs": f32(0.1, 0.1)},
+    "a runner-up that is drafted": DRAFT_OF_2 | {"runner_up_tokens": i32(7, 6), "runner_up_probs": f32(0.1, 0.1)},
+    "a runner-up of probability NaN": DRAFT_OF_2
+    | {"runner_up_tokens": i32(7, 8), "runner_up_probs": f32(0.1, float("nan"))},
     "drafts for 2 M sessions": {"lengths": bytes(4 * MANY)},
     "2 M unknown sessions": {"lengths": i32(0), "unknown": u64(*range(MANY))},
     "5,000 unknown sessions": {"lengths": i32(0), "unknown": u64(*range(5000))},

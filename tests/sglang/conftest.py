@@ -63,7 +63,10 @@ class Engine:
         drafts = {} if endpoint is None else {"HISTOSPEC_ENDPOINT": endpoint, "HISTOSPEC_NAMESPACE": NAMESPACE}
         kept = {name: value for name, value in os.environ.items() if not name.startswith("HISTOSPEC_")}
         path = os.pathsep.join((str(TESTBED), str(ROOT)))
-        own = {"SGLANG_USE_CPU_ENGINE": "1", "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "HISTOSPEC_DEADLINE": "5"}
+        own = {
+            "SGLANG_USE_CPU_ENGINE": "1", "SGLANG_NATIVE_MOVE_KV_CACHE": "1", "PYTHONPATH": path,
+            "OMP_NUM_THREADS": "1", "HISTOSPEC_DEADLINE": "5",
+        }  # fmt: skip
         self.log: list[str] = []
         words = json.dumps(ARGUMENTS | {"model_path": model} | arguments)
         self._process = subprocess.Popen(

@@ -167,6 +167,30 @@ def test_an_abort_of_one_request(drafting: Engine, own: list[list[int]], client:
     assert [len(client.history(prompt)) for prompt in own[:3]] == [1, 0, 1]
 
 
+def test_branches(
+    start_engine: Callable[..., Engine],
+    plain: Engine,
+    drafting: Engine,
+    prompts: list[list[int]],
+    client: DraftClient,
+    shared_server: Server,
+) -> None:
+    """Where the history forks, a place holds the runner-up: the same text in fewer steps."""
+    branching = start_engine(shared_server.endpoint, **NGRAM | {"speculative_ngram_max_bfs_breadth": 2})
+    count = {}
+    for first, engine in enumerate((drafting, branching)):
+        own = [[first, 31, *prompt] for prompt in prompts]
+        expected = plain.generate(own, max_new_tokens=100)
+        for prompt, text in zip(own, expected, strict=True):
+            client.ingest(prompt, [Response(known) for known in (wrong(text), text, wrong(text))], epoch=0)
+        engine.start(own, max_new_tokens=100)
+        answers = engine.wait()
+        assert outputs(answers) == expected
+        assert [texts(client.history(prompt))[3:] for prompt in own] == [[text] for text in expected]
+        count[engine] = steps(answers)
+    assert count[branching] < 0.9 * count[drafting]
+
+
 def test_new_weights(
     drafting: Engine, plain: Engine, own: list[list[int]], client: DraftClient, tiny_model: str
 ) -> None:

@@ -46,6 +46,7 @@ struct StepRequest {
   // tokens than their position says, or that would have more tokens than this. It requires `positions`.
   std::optional<std::int64_t> most_tokens;
   VerifiedReport report = {};
+  bool runners_up = false;  // whether the result has them
 };
 
 // What became of a session in a step.
@@ -56,6 +57,9 @@ struct StepResult {
   std::vector<std::int64_t> offsets;  // B + 1
   std::vector<float> probabilities;   // one per token: of being accepted, given that all before it were
   std::vector<Outcome> outcomes;      // B if most_tokens was given, else empty
+  // If asked for, one per token: the most probable of the other tokens in its place, or -1, and its probability.
+  std::vector<Token> runners_up;
+  std::vector<float> runner_up_probabilities;
 };
 
 struct Opened {

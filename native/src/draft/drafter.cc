@@ -104,6 +104,20 @@ void weigh(DraftContext& context, const DraftSources& sources, const Estimator& 
 
 }  // namespace
 
+void Draft::runners_up(std::span<Token> others, std::span<float> their_probabilities) const {
+  std::ranges::fill(others, -1);
+  std::ranges::fill(their_probabilities, 0.0f);
+  for (const Prediction& prediction : predictions) {
+    const std::size_t at = prediction.position;
+    if (at >= tokens.size()) break;
+    for (std::size_t c = 0; c < prediction.features.size; ++c) {
+      if (prediction.tokens[c] == tokens[at] || prediction.probabilities[c] <= their_probabilities[at]) continue;
+      others[at] = prediction.tokens[c];
+      their_probabilities[at] = prediction.probabilities[c];
+    }
+  }
+}
+
 int DraftContext::catch_up(const DraftSources& sources) {
   history_source.catch_up(sources.history, tail.tokens());
   const int depth = history_source.depth();

@@ -44,6 +44,9 @@ struct Draft {
   Trail history_trail;
   Trail namespace_trail;
 
+  // Writes, for each drafted token, the most probable other candidate of its place, or -1 and 0.
+  void runners_up(std::span<Token> others, std::span<float> their_probabilities) const;
+
   void clear() {
     tokens.clear();
     probabilities.clear();

@@ -275,6 +275,8 @@ void StepRunner::draft_one(const Stepping& stepping, DraftLimits limits, DraftCo
 void StepRunner::run(const StepRequest& request, StepResult& result) {
   result.tokens.clear();
   result.probabilities.clear();
+  result.runners_up.clear();
+  result.runner_up_probabilities.clear();
   result.offsets.assign(1, 0);
   find_batch(request, result.outcomes);
   if (request.max_tokens > 0) workers_.announce(batch_.size());
@@ -305,6 +307,13 @@ void StepRunner::run(const StepRequest& request, StepResult& result) {
       }
       result.tokens.insert(result.tokens.end(), draft.tokens.begin(), draft.tokens.end());
       result.probabilities.insert(result.probabilities.end(), draft.probabilities.begin(), draft.probabilities.end());
+      if (request.runners_up) {
+        const std::size_t before = result.runners_up.size();
+        result.runners_up.resize(result.tokens.size());
+        result.runner_up_probabilities.resize(result.tokens.size());
+        draft.runners_up(std::span(result.runners_up).subspan(before),
+                         std::span(result.runner_up_probabilities).subspan(before));
+      }
     }
     result.offsets.push_back(drafted());
   }

@@ -30,12 +30,13 @@ def register() -> None:
         return
     worker: Any = importlib.import_module("sglang.srt.speculative.ngram_worker")
     worker.NgramCorpus = NoNgrams
-    backend: Any = importlib.import_module("sglang.srt.layers.attention.torch_native_backend").TorchNativeAttnBackend
-    backend.forward_extend = verifying(backend.forward_extend)
+    attention: Any = importlib.import_module("sglang.srt.layers.attention.torch_native_backend")
+    backend = attention.TorchNativeAttnBackend
+    backend.forward_extend = verifying(backend.forward_extend, attention)
 
 
-def verifying(forward: Any) -> Any:
-    """Returns `forward_extend` that also verifies chains: each place extends its request's text by one token."""
+def verifying(forward: Any, module: Any) -> Any:
+    """Returns `forward_extend` that also verifies: the places of a request extend its text, as their mask says."""
 
     @functools.wraps(forward)
     def extend(self: Any, q: Any, k: Any, v: Any, layer: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
@@ -45,9 +46,26 @@ def verifying(forward: Any) -> Any:
         kept = batch.seq_lens, batch.extend_prefix_lens, batch.extend_seq_lens
         batch.extend_prefix_lens, batch.extend_seq_lens = kept[0], torch.full_like(kept[0], places)
         batch.seq_lens = kept[0] + places
+        attend = module.scaled_dot_product_attention
+        module.scaled_dot_product_attention = masked(attend, batch.spec_info.custom_mask.view(-1, places, places))
         try:
             return forward(self, q, k, v, layer, batch, *args, **kwargs)
         finally:
             batch.seq_lens, batch.extend_prefix_lens, batch.extend_seq_lens = kept
+            module.scaled_dot_product_attention = attend
 
     return extend
+
+
+def masked(attend: Any, trees: torch.Tensor) -> Any:
+    """Returns the attention of one request after the other, with these masks of their last places."""
+    requests = iter(trees.bool())
+
+    def attention(query: torch.Tensor, *args: Any, attn_mask: None, is_causal: bool, **kwargs: Any) -> torch.Tensor:
+        length, tree = query.shape[-2], next(requests)
+        mask = torch.ones(length, length, dtype=torch.bool).tril()
+        mask[-len(tree) :, -len(tree) :] = tree
+        attended: torch.Tensor = attend(query, *args, attn_mask=mask, **kwargs)
+        return attended
+
+    return attention

@@ -106,9 +106,9 @@ def fill_bonus_tokens_cpu(accept_tokens: Tensor, accept_lens: Tensor, bonus_toke
 
 
 def copy_all_layer_kv_cache_cpu(data_ptrs: Tensor, strides: Tensor, targets: Tensor, sources: Tensor) -> None:
-    """Moves accepted tokens together. Those of a chain are together, so there is nothing to move."""
+    """SGLang calls it once when it starts; then it copies with torch (SGLANG_NATIVE_MOVE_KV_CACHE)."""
     if not torch.equal(targets, sources):
-        raise NotImplementedError("the test bed verifies chains alone")
+        raise NotImplementedError("the test bed copies with torch")
 
 
 def _missing(name: str) -> Any:
