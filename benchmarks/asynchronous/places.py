@@ -84,6 +84,7 @@ class InProcess:
         self, sessions: Sequence[int], tokens: Sequence[Sequence[int]], max_tokens: int, verify_cost: float, **told: Any
     ) -> Arrived:
         """Steps the sessions."""
+        report: dict[str, Any] = {name: np.array(numbers, np.int32) for name, numbers in told.items()}
         drafted, bounds, probs = self.engine.step(
             np.array(sessions, np.int64),
             np.array([token for row in tokens for token in row], np.int32),
@@ -92,7 +93,7 @@ class InProcess:
             verify_cost,
             positions=None,
             most_tokens=None,
-            **{name: np.array(numbers, np.int32) for name, numbers in told.items()},
+            **report,
         )
         return Arrived([Draft(drafted[a:b], probs[a:b]) for a, b in pairwise(bounds)])
 

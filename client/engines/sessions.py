@@ -8,7 +8,7 @@ request kept starts again from the request's own tokens.
 import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from histospec.client.engines.alternatives import Gathered, Step
 from histospec.client.engines.options import RequestOptions
@@ -62,7 +62,7 @@ class RequestSessions:
         `position_noise`: whether the noise of a seed is of the position. `runners_up`: see `DraftClient.step`.
         """
         self.client = client
-        self._asking = {"runners_up": True} if runners_up else {}
+        self._asking: dict[str, Any] = {"runners_up": True} if runners_up else {}
         self._position_noise = position_noise
         self.max_tokens = max_tokens
         self.verify_cost = DEFAULT_VERIFY_COST  # sent with steps that ask for no drafts, for the server's metrics
@@ -237,7 +237,7 @@ class RequestSessions:
 
     def _advance(
         self, rows: Iterable[tuple[str, Sequence[int]]], report: bool = False
-    ) -> tuple[list[str], list[int], list[Sequence[int]], dict[str, list[int]]]:
+    ) -> tuple[list[str], list[int], list[Sequence[int]], dict[str, Any]]:
         """Counts tokens as sent. Returns request ids, sessions, their tokens, and what was verified of their drafts.
 
         `report`: as for `_take_verified`.
@@ -253,7 +253,7 @@ class RequestSessions:
         self._new.difference_update(sessions)
         return requests, sessions, tokens, self._take_verified(advanced, report)
 
-    def _take_verified(self, sessions: Sequence[_RequestSession], report: bool = False) -> dict[str, list[int]]:
+    def _take_verified(self, sessions: Sequence[_RequestSession], report: bool = False) -> dict[str, Any]:
         """Returns what was verified of the sessions' drafts, as arguments of `send`.
 
         {}: all of them in full, which the server assumes. `report`: name the numbers even then.
@@ -268,7 +268,7 @@ class RequestSessions:
         return told
 
     def _send(
-        self, sessions: list[int], tokens: Sequence[Sequence[int]], verified: Mapping[str, list[int]] | None = None
+        self, sessions: list[int], tokens: Sequence[Sequence[int]], verified: Mapping[str, Any] | None = None
     ) -> None:
         # No caller receives this step.
         self.client.send(sessions, tokens, max_tokens=0, verify_cost=self.verify_cost, **(verified or {}))

@@ -78,8 +78,7 @@ def test_the_places_that_are_most_probable_to_be_reached(seed: int) -> None:
         best = [path for _, path in sorted(nodes, key=lambda node: -node[0])[: count - 1]]
         paths = [[row[i] for i in range(count) if mask[place][i]] for place in range(1, count)]
         assert all(path in paths for path in best)
-        others = [path for path in paths if path not in best]  # they go on where the chain ends
-        assert all(path[-1] == path[-2] for path in others) or not others
+        assert all(path[-1] == path[-2] for path in paths if path not in best)  # they go on where the chain ends
         followed = [(str(path[:-1]), path[-1]) for path in paths]
         assert len(set(followed)) == len(followed)
 

@@ -1,5 +1,7 @@
 """`Engine.step` returns the most probable other token in the place of each drafted one."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -21,11 +23,11 @@ def test_they_are_other_tokens_that_followed_in_the_history(left_out: bool) -> N
     base = rng.integers(0, 400, LENGTH)
     history, target = [text(rng, base) for _ in range(6)], text(rng, base)
     known = {tuple(each[i : i + 2].tolist()) for each in [*history, target] for i in range(LENGTH - 1)}
-    engines = [Engine(memory_bytes=1 << 26) for _ in range(2)]
+    engines: list[Any] = [Engine(memory_bytes=1 << 26) for _ in range(2)]
     for engine in engines:
         engine.ingest("run", PROMPT, history, epoch=0)
     sessions = [np.array([engine.open("run", PROMPT)], np.int64) for engine in engines]
-    options = {"positions": np.zeros(1, np.int64), "most_tokens": 1000} if left_out else {}
+    options: dict[str, Any] = {"positions": np.zeros(1, np.int64), "most_tokens": 1000} if left_out else {}
     found = right = 0
     for at in range(LENGTH - 1):
         if left_out:
@@ -50,7 +52,7 @@ def test_they_are_other_tokens_that_followed_in_the_history(left_out: bool) -> N
 
 
 def test_without_drafts_there_are_none() -> None:
-    engine = Engine(memory_bytes=1 << 26)
+    engine: Any = Engine(memory_bytes=1 << 26)
     session = np.array([engine.open("run", PROMPT)], np.int64)
     result = engine.step(session, np.array([5], np.int32), np.array([0, 1], np.int64), 0, runners_up=True)
     assert [len(each) for each in result] == [0, 2, 0, 0, 0]
