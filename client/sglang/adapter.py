@@ -66,7 +66,6 @@ class SchedulerDrafts:
 
     def drafts(self, batch: ScheduleBatch) -> NDArray[np.int64]:
         """Returns what fills the places of a batch's requests in this step, see `places.choose`."""
-        chosen = places.choose([None] * len(batch.reqs), self.places, self._vocabulary)
         waited = -time.perf_counter()
         with self._harmless("receive", forget=True):
             received = self._sessions.collect()
@@ -81,7 +80,8 @@ class SchedulerDrafts:
             chosen = places.choose(drafts, self.places, self._vocabulary)
             filled = (chosen[0] != places.NONE).sum(1).tolist()
             self._filled = {req.rid: count for req, count in zip(batch.reqs, filled, strict=True) if count}
-        return chosen
+            return chosen
+        return places.choose([None] * len(batch.reqs), self.places, self._vocabulary)
 
     def processed(self, reqs: Sequence[Req]) -> None:
         """Sends the new tokens of requests that a step has computed, and commits the responses that ended."""

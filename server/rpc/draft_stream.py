@@ -283,8 +283,9 @@ class DraftStream:
         answer.response.lengths = lengths.tobytes()
         answer.response.tokens = drafts.tokens.tobytes()
         answer.response.probs = drafts.probs.tobytes()
-        answer.response.runner_up_tokens = drafts.runner_up_tokens.tobytes()
-        answer.response.runner_up_probs = drafts.runner_up_probs.tobytes()
+        if step.runners_up:
+            answer.response.runner_up_tokens = drafts.runner_up_tokens.tobytes()
+            answer.response.runner_up_probs = drafts.runner_up_probs.tobytes()
         self._counts["steps"] += bool(step.sessions)
         self._counts["late"] += step.late
         if step.late:

@@ -56,7 +56,7 @@ def test_second_visit_drafts_what_the_first_wrote(client: DraftClient) -> None:
 
 
 def test_runners_up_where_the_history_forks(client: DraftClient) -> None:
-    """Of each of three sessions, one of which has no draft; nothing where it does not fork, or if nobody asks."""
+    """The other tokens have no runner-up, nor has an empty draft. A step that does not ask gets none."""
     fork = 20
     client.ingest(PROMPT, [Response(TEXT)] * 2 + [Response([*TEXT[:fork], 7, *TEXT[fork + 1 :]])], epoch=0)
     sessions = client.open([PROMPT, [5, 6, 7], PROMPT])

@@ -51,7 +51,7 @@ def test_a_branch_takes_a_place_that_is_less_probable_to_be_reached() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_the_places_that_are_most_probable_to_be_reached(seed: int) -> None:
-    """Beside a search through all tokens of the tree; no place has the same token twice behind it."""
+    """A search through the whole tree finds the same places. No place is followed by one token twice."""
     rng = np.random.default_rng(seed)
     count = int(rng.integers(2, 18))
     drafts: list[Draft | None] = []

@@ -18,7 +18,7 @@ def text(rng: np.random.Generator, base: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("left_out", [False, True], ids=["raising", "leaving out"])
 def test_they_are_other_tokens_that_followed_in_the_history(left_out: bool) -> None:
-    """Beside the same engine without them: asking changes no draft."""
+    """Asking for them changes no draft: a second engine, which is not asked, drafts the same."""
     rng = np.random.default_rng(7)
     base = rng.integers(0, 400, LENGTH)
     history, target = [text(rng, base) for _ in range(6)], text(rng, base)

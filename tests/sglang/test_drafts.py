@@ -1,6 +1,7 @@
 """SGLang with drafts writes what it writes without, and the history has it, token for token."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -20,10 +21,19 @@ def written(plain: Engine, prompts: list[list[int]]) -> list[list[int]]:
     return plain.generate(prompts)
 
 
-@pytest.fixture(scope="module")
-def branching(start_engine: Callable[..., Engine], shared_server: Server) -> Engine:
-    """An engine with drafts that may branch."""
-    return start_engine(shared_server.endpoint, **NGRAM | {"speculative_ngram_max_bfs_breadth": 2})
+Alone = Callable[..., tuple[Engine, DraftClient]]
+
+
+@pytest.fixture
+def alone(start_engine: Callable[..., Engine], shared_server: Server) -> Iterator[Alone]:
+    """alone(name, **arguments of SGLang) -> an engine and a client in a namespace that no other test writes to."""
+    with ExitStack() as clients:
+
+        def start(name: str, **arguments: Any) -> tuple[Engine, DraftClient]:
+            client = clients.enter_context(DraftClient(shared_server.endpoint, namespace=name, deadline=5))
+            return start_engine(shared_server.endpoint, {"HISTOSPEC_NAMESPACE": name}, **NGRAM | arguments), client
+
+        yield start
 
 
 @pytest.fixture
@@ -62,15 +72,16 @@ def test_right_drafts(
         assert texts(client.history(prompt)) == [text, text]
 
 
-def test_wrong_drafts(plain: Engine, drafting: Engine, own: list[list[int]], client: DraftClient) -> None:
+def test_wrong_drafts(plain: Engine, alone: Alone, own: list[list[int]]) -> None:
     expected = plain.generate(own)
+    drafting, client = alone("wrong")
     for prompt, text in zip(own, expected, strict=True):
         client.ingest(prompt, [Response(wrong(text))], epoch=0)
     drafting.start(own)
     answers = drafting.wait()
     assert outputs(answers) == expected
     accepted = sum(answer["meta_info"]["spec_num_correct_drafts"] for answer in answers)
-    assert 0 < accepted < 39 * len(own)  # other prompts of the module let the server correct most of them
+    assert 0 < accepted < 0.8 * 39 * len(own)
 
 
 def test_tokens_of_another_tokenizer(
@@ -173,29 +184,26 @@ def test_an_abort_of_one_request(drafting: Engine, own: list[list[int]], client:
     assert [len(client.history(prompt)) for prompt in own[:3]] == [1, 0, 1]
 
 
-@pytest.mark.parametrize(("tokens", "fewer"), [(5, 0.9), (100, 1.0)])
-def test_branches(
-    branching: Engine,
-    plain: Engine,
-    drafting: Engine,
-    own: list[list[int]],
-    client: DraftClient,
-    tokens: int,
-    fewer: float,
-) -> None:
-    """Where the history forks, a place holds the runner-up: the same text in fewer steps."""
-    count = {}
-    for first, engine in enumerate((drafting, branching)):
-        prompts = [[first, *prompt] for prompt in own]
-        expected = plain.generate(prompts, max_new_tokens=tokens)
-        for prompt, text in zip(prompts, expected, strict=True):
-            client.ingest(prompt, [Response(known) for known in (wrong(text), text, wrong(text))], epoch=0)
-        engine.start(prompts, max_new_tokens=tokens)
-        answers = engine.wait()
-        assert outputs(answers) == expected
-        assert [texts(client.history(prompt))[3:] for prompt in prompts] == [[text] for text in expected]
-        count[engine] = steps(answers)
-    assert count[branching] <= fewer * count[drafting]
+def test_branches(plain: Engine, alone: Alone, prompts: list[list[int]]) -> None:
+    """Where the history forks, a place holds the runner-up: the same text in fewer steps.
+
+    A long text soon repeats itself, and a branch takes a place from a chain that is right: that may cost a step.
+    """
+    engines = [alone(f"breadth {n}", speculative_ngram_max_bfs_breadth=n) for n in (1, 2)]
+    for tokens, most in ((5, 0.7), (100, 1.05)):
+        own = [[tokens % VOCABULARY, *prompt] for prompt in prompts]
+        expected = plain.generate(own, max_new_tokens=tokens)
+        count = []
+        for engine, client in engines:
+            for prompt, text in zip(own, expected, strict=True):
+                client.ingest(prompt, [Response(known) for known in (wrong(text), text, wrong(text))], epoch=0)
+            engine.start(own, max_new_tokens=tokens)
+            answers = engine.wait()
+            assert outputs(answers) == expected
+            assert [texts(client.history(prompt))[3:] for prompt in own] == [[text] for text in expected]
+            count.append(steps(answers))
+        chains, branches = count
+        assert branches <= most * chains
 
 
 def test_new_weights(

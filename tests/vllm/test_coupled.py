@@ -21,7 +21,7 @@ def check(tiny_model: str, what: str, size: int, *more: str, **environment: str)
     )
 
 
-@pytest.mark.parametrize("prompts", [20, pytest.param(200, marks=pytest.mark.long)])
+@pytest.mark.parametrize("prompts", [40, pytest.param(200, marks=pytest.mark.long)])
 def test_drafts_change_no_token(tiny_model: str, prompts: int) -> None:
     """At temperature 1, with top-k, top-p, penalties and logprobs, in batches with requests that have no seed."""
     result = check(tiny_model, "same", prompts)
