@@ -5,10 +5,13 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
+import grpc
+
 from histospec.client import quiet_grpc
 from histospec.client.config import Config, Endpoint, bearer
 from histospec.client.errors import Unavailable
 from histospec.client.transport import at_exit
+from histospec.client.transport.pump import uninterrupted
 
 _OPTIONS = [
     ("grpc.max_send_message_length", -1),
@@ -41,15 +44,21 @@ def open_channel(
         Unavailable: this process was forked from one that had connected, or has too few file descriptors left.
     """
     quiet_grpc.refuse_after_fork()
-    _require_descriptors()
     quiet_grpc.note_connecting()
     at_exit.prepare()
     options: list[tuple[str, Any]] = [*_OPTIONS, ("grpc.max_receive_message_length", longest), *more]
-    if config.tls is None:
-        return kind.insecure_channel(endpoint.address, options=options)
-    if endpoint.certified is not None:
-        options.append(("grpc.ssl_target_name_override", endpoint.certified))
-    return kind.secure_channel(endpoint.address, config.tls.credentials(), options=options)
+
+    def make() -> Any:
+        _require_descriptors()
+        if config.tls is None:
+            return kind.insecure_channel(endpoint.address, options=options)
+        if endpoint.certified is not None:
+            options.append(("grpc.ssl_target_name_override", endpoint.certified))
+        return kind.secure_channel(endpoint.address, config.tls.credentials(), options=options)
+
+    # gRPC makes a queue of events for its first channel on a loop. If an interrupt ends that, it destroys the queue of
+    # the channels before a second time, and the heap with it (seen in gRPC 1.85).
+    return uninterrupted(make) if kind is grpc.aio else make()
 
 
 def _require_descriptors() -> None:

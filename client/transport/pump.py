@@ -24,7 +24,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, TypeVar
 
 log = logging.getLogger("histospec.client")
 
@@ -34,6 +34,8 @@ LONGEST_SLEEP = 0.1
 """Seconds after which a sleeping thread checks again: a driver that an interrupt ends may wake no other thread."""
 
 _NOWHERE = object()
+
+T = TypeVar("T")
 
 
 class Pump:
@@ -135,8 +137,9 @@ class Pump:
     def _wait(self, done: Callable[[], bool], timeout: float, first: Callable[[], None] | None) -> None:
         until = time.monotonic() + timeout
         me = object()
-        asked: object = _NOWHERE  # the loop that `first` was given to
         try:
+            # Inside the `try`: of a jump back to a loop's begin, CPython counts an interrupt as of the line before it.
+            asked: object = _NOWHERE  # the loop that `first` was given to
             while not done() and (left := until - time.monotonic()) > 0:
                 if self._drives(me):
                     try:
@@ -209,6 +212,31 @@ class Pump:
             )
 
 
+def uninterrupted(function: Callable[[], T]) -> T:
+    """Calls a function on the running loop, but in another thread, because signals interrupt only the main thread.
+
+    An interrupt ends the wait for the function, not the function. Raises what the function raises.
+    """
+    loop = asyncio.get_running_loop()
+    results: queue.SimpleQueue[tuple[T | None, BaseException | None]] = queue.SimpleQueue()
+
+    def work() -> None:
+        asyncio._set_running_loop(loop)
+        try:
+            results.put((function(), None))
+        except BaseException as error:
+            results.put((None, error))
+
+    try:
+        _thread.start_new_thread(work, ())
+    except RuntimeError:  # the interpreter shuts down
+        return function()
+    result, error = results.get()
+    if error is not None:
+        raise error
+    return result  # type: ignore[return-value]
+
+
 class _Turning(Exception):  # noqa: N818 - not an error
     """Hides the exception that the caller is handling."""
 
@@ -228,6 +256,9 @@ class _Selector(selectors.DefaultSelector):
 class _Loop(asyncio.SelectorEventLoop):
     """An event loop that turns for a while, at less cost than `run_forever` and `stop`: a step turns it twice."""
 
+    _closed = True
+    """For asyncio, until it has made the loop: there is nothing to close."""
+
     def __init__(self, bounded: _Selector) -> None:
         self.turning = False
         """Whether a turn has begun and did not end. If no thread drives the loop, an interrupt has ended it."""
@@ -236,10 +267,23 @@ class _Loop(asyncio.SelectorEventLoop):
         self._bounded = bounded
         try:
             super().__init__(bounded)
-        except OSError:  # a descriptor was left for the selector, and none for the loop's own sockets
-            bounded.close()
-            self._closed = True  # or asyncio would close what it has not made, and print a traceback
+        except BaseException:  # an interrupt, or a descriptor was left for the selector and none for the loop's sockets
+            self.close()
             raise
+
+    def close(self) -> None:
+        """Closes the loop, also one that was not made whole. May be called again after an interrupt, unlike asyncio's.
+
+        Uses private names of asyncio, as `_rounds` does.
+        """
+        for name in ("_ssock", "_csock"):
+            if (end := getattr(self, name, None)) is not None:
+                end.close()
+        self._closed = True  # before a channel of gRPC may be freed, which takes its reader from all loops
+        self._bounded.close()
+        for name in ("_ready", "_scheduled"):
+            if (handles := getattr(self, name, None)) is not None:
+                handles.clear()
 
     def turn(self, done: Callable[[], bool], until: float, first: Callable[[], None] | None) -> None:
         """Calls `first`, and runs callbacks until done() is true, or until a time on the monotonic clock.
@@ -270,6 +314,8 @@ class _Loop(asyncio.SelectorEventLoop):
             if sys.unraisablehook == self._ignored:
                 sys.unraisablehook = self._hook
             asyncio._set_running_loop(None)
+        if self._interrupt is not None:
+            raise self._interrupt
         self.turning = False
 
     def _ignored(self, unraisable: "sys.UnraisableHookArgs") -> None:
@@ -292,9 +338,7 @@ class _Loop(asyncio.SelectorEventLoop):
                 handle = ready.popleft()
                 if not handle.cancelled():
                     handle._run()
-            if self._interrupt is not None:
-                raise self._interrupt
-            if done() or time.monotonic() >= until:
+            if self._interrupt is not None or done() or time.monotonic() >= until:
                 return
             self._run_once()  # type: ignore[attr-defined]
 
