@@ -35,14 +35,17 @@ TRAINER = """
 import os, signal, sys, time
 from histospec.client import DraftClient, Response
 task = int(os.environ["SLURM_PROCID"])
+def say(*words):                              # in one write, as other tasks write into the same pipe
+    sys.stdout.write(" ".join(map(str, ("task", task, *words))) + "\\n")
+    sys.stdout.flush()
 with DraftClient(deadline=30.0) as client:
-    print("task", task, "knows", len(client.history([task])), os.environ["HISTOSPEC_ENABLE"], flush=True)
+    say("knows", len(client.history([task])), os.environ["HISTOSPEC_ENABLE"])
     client.ingest([task], [Response([3, 4, 5])], epoch=0)
 def checkpoint(number, frame):
-    print("task", task, "writes a checkpoint", flush=True)
+    say("writes a checkpoint")
     sys.exit(3)
 signal.signal(signal.SIGTERM, checkpoint)
-print("task", task, "trains", flush=True)
+say("trains")
 while "wait" in sys.argv:
     time.sleep(0.1)
 """
