@@ -13,7 +13,7 @@
 # make dist    the source distribution and wheels, installed in clean environments and tried; DIST_PYTHON=3.12 for one
 # make wheels  the wheels of a release, in manylinux containers (Docker)
 # make test-verl   rollouts through verl, in an environment of its own
-# make test-sglang  rollouts through SGLang's scheduler on the CPU, in an environment of its own
+# make test-sglang  rollouts through SGLang on the CPU, its latest release and the one that slime pins, in environments of their own
 # make test-v2   vLLM's model runner V2 on the CPU, its kernels interpreted, in environments of their own; an hour
 # make test-ray    a job on a real cluster of Ray, in an environment of its own
 # make test-image  the image built and run with buildah and podman, as root
@@ -27,10 +27,12 @@ VENV_V2 := .venv-v2
 VENV_V2_NEXT := .venv-v2-next
 VENV_VERL := .venv-verl
 VENV_SGLANG := .venv-sglang
+VENV_SGLANG_OLD := .venv-sglang-old
 VENV_RAY := .venv-ray
 VENV_DIST := build/dist-tools
 VERL := 0.9.1
 SGLANG := 0.5.23
+SGLANG_OLD := 0.5.15.post1
 RAY := 2.60.0
 VLLM_NEW := 0.32.0
 VLLM_OLD := 0.27.0
@@ -52,7 +54,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_COMPILE := 0
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo dist wheels test check check-types check-locks check-style check-docs docs lock bench study chaos fuzz setup clean manifests test-image test-cluster tools say-tools test-native test-python test-vllm test-long test-verl test-sglang test-ray test-vllm-$(VLLM_NEW) test-vllm-$(VLLM_OLD) test-vllm-$(VLLM_MID) test-v2 test-v2-short test-v2-async test-v2-$(VLLM_NEW) test-v2-$(VLLM_NEXT) vllm-versions
+.PHONY: demo dist wheels test check check-types check-locks check-style check-docs docs lock bench study chaos fuzz setup clean manifests test-image test-cluster tools say-tools test-native test-python test-vllm test-long test-verl test-sglang test-sglang-$(SGLANG) test-sglang-$(SGLANG_OLD) test-ray test-vllm-$(VLLM_NEW) test-vllm-$(VLLM_OLD) test-vllm-$(VLLM_MID) test-v2 test-v2-short test-v2-async test-v2-$(VLLM_NEW) test-v2-$(VLLM_NEXT) vllm-versions
 
 setup: $(VENV)/.ready
 
@@ -204,8 +206,18 @@ $(VENV_SGLANG)/.ready: scripts/install_sglang.py scripts/environments.py $(VENV)
 	$(PYTHON) -m scripts.install_sglang $(SGLANG) $(VENV_SGLANG) $(VENV)
 	touch $@
 
-test-sglang: $(VENV_SGLANG)/.ready
-	$(VENV_SGLANG)/bin/python -m pytest -q tests/sglang
+# The release that slime pins.
+$(VENV_SGLANG_OLD)/.ready: scripts/install_sglang.py scripts/environments.py $(VENV)/.ready
+	$(PYTHON) -m scripts.install_sglang $(SGLANG_OLD) $(VENV_SGLANG_OLD) $(VENV)
+	touch $@
+
+test-sglang: test-sglang-$(SGLANG) test-sglang-$(SGLANG_OLD)
+
+test-sglang-$(SGLANG): $(VENV_SGLANG)/.ready
+	$(VENV_SGLANG)/bin/python -m pytest -q -o timeout=1800 tests/sglang
+
+test-sglang-$(SGLANG_OLD): $(VENV_SGLANG_OLD)/.ready
+	$(VENV_SGLANG_OLD)/bin/python -m pytest -q -o timeout=1800 tests/sglang
 
 # The environment also sees the packages of the first one. addsitedir reads its .pth files, too.
 $(VENV_RAY)/.ready: $(VENV)/.ready

@@ -15,6 +15,9 @@ from scripts.environments import Environment
 # What the engine imports and BASE lacks.
 NEEDED = ["gguf", "IPython", "orjson", "zstandard"]
 
+# What older releases need in place of BASE's.
+OLDER = {"0.5.15.post1": ["transformers==5.12.1", "tokenizers==0.22.2", "huggingface-hub==1.33.0"]}
+
 
 def main() -> None:
     """Sets the environment up; exits with pip's output if it fails."""
@@ -26,7 +29,7 @@ def main() -> None:
 
     environment = Environment(arguments.venv)
     environment.see(Environment(arguments.base), editable=True)
-    environment.pip("install", "--no-deps", f"sglang=={arguments.version}")
+    environment.pip("install", "--no-deps", f"sglang=={arguments.version}", *OLDER.get(arguments.version, []))
     environment.pip("install", *NEEDED)
 
 

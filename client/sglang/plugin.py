@@ -14,7 +14,8 @@ NGRAMWorker._prepare_draft_tokens            puts the drafts into the places tha
 
 SGLang before 0.5.23 has others in place of three of them: `ServerArgs.__post_init__` resolves the arguments,
 `SenderWrapper.send_output` reports aborted requests, and `SchedulerWeightUpdaterManager.update_weights_from_*` loads
-new weights.
+new weights. The last also asks NGRAMWorker to load them, which in 0.5.15 raises AttributeError for files and IPC, and
+ends the engine; the plug-in gives NGRAMWorker what it lacks.
 
 SGLang's own registry does the wrapping (`HookRegistry`). SGLang logs an exception of a plug-in and goes on; the
 functions below raise only where the engine must not start.
@@ -77,6 +78,8 @@ def register() -> None:
             hooks.append((version, _new_weights, kind.AFTER))
         else:
             hooks += [(f"{UPDATER}.update_weights_from_{source}", _updated, kind.AFTER) for source in SOURCES]
+            if _exists(WORKER):
+                _accept_weights(pkgutil.resolve_name(WORKER))
     if lacking := [target for target, _, _ in hooks if not _exists(target)]:
         logger.warning(
             "HistoSpec: this SGLang has no %s, so its engines start WITHOUT drafts from the server (docs/sglang.md)",
@@ -98,6 +101,13 @@ def _exists(target: str) -> bool:
     except (ImportError, AttributeError):
         return False
     return True
+
+
+def _accept_weights(worker: type) -> None:
+    """Lets a NGRAMWorker be told of new weights. It has none of its own: the target worker has loaded them."""
+    for source in SOURCES:
+        if not hasattr(worker, name := f"update_weights_from_{source}"):
+            setattr(worker, name, lambda self, update: (True, ""))
 
 
 def _made(result: Any, scheduler: Any, *args: Any, **kwargs: Any) -> None:

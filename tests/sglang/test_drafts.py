@@ -214,7 +214,8 @@ def test_new_weights(
     expected = plain.generate(own, max_new_tokens=length)
     drafting.start(own, max_new_tokens=length)
     drafting.do("pause", mode="retract")
-    assert drafting.do("update", model_path=tiny_model, weight_version="step7")[0]
+    # Without a flush, as trainers do it: 0.5.15 refuses it while requests wait.
+    assert drafting.do("update", model_path=tiny_model, weight_version="step7", flush_cache=False)[0]
     drafting.do("continue")
     assert outputs(drafting.wait()) == expected
     assert [response.epoch for prompt in own for response in client.history(prompt)] == [7] * len(own)

@@ -69,6 +69,9 @@ def verify_tree_greedy_cpu(
             predicts[place] = predicted[place]
 
 
+verify_tree_greedy = verify_tree_greedy_cpu  # of 0.5.15
+
+
 def reconstruct_indices_from_tree_mask(
     tree_mask: Tensor,
     verified_seq_len: Tensor,

@@ -5,6 +5,8 @@ import sys
 import types
 from typing import Any
 
+__version__ = "0.28.0"
+
 InterpolationMode = enum.Enum("InterpolationMode", "NEAREST NEAREST_EXACT BILINEAR BICUBIC BOX HAMMING LANCZOS")
 
 
