@@ -184,6 +184,19 @@ def test_an_sglang_that_lacks_a_function_starts_without_drafts(
     assert "start WITHOUT drafts from the server" in line
 
 
+def test_a_worker_that_cannot_load_weights_is_told_of_them_without_an_error() -> None:
+    """As NGRAMWorker of 0.5.15, which knows only weights from tensors."""
+
+    class Worker:
+        def update_weights_from_tensor(self, update: object) -> tuple[bool, str]:
+            return False, "its own"
+
+    plugin._accept_weights(Worker)
+    worker: Any = Worker()
+    assert worker.update_weights_from_tensor(None) == (False, "its own")
+    assert worker.update_weights_from_disk(None) == worker.update_weights_from_ipc(None) == (True, "")
+
+
 class Broken:
     """Takes the place of a DraftClient, of which each call fails."""
 
