@@ -3,8 +3,11 @@
 import asyncio
 import socket
 import threading
+from typing import Any
 
-from histospec.client.transport.pump import Pump
+import pytest
+
+from histospec.client.transport.pump import Pump, uninterrupted
 from tests.support.waiting import eventually
 
 
@@ -109,4 +112,42 @@ def test_a_wait_ends_in_time_and_an_error_of_its_function_is_logged() -> None:
 
     pump.wait(lambda: bool(logged), 60, fail)
     assert logged == [wrong]
+    pump.finish(nothing, 60)
+
+
+def test_a_function_on_the_loop_runs_in_another_thread() -> None:
+    """Signals interrupt the main thread alone. Its errors are those of the caller."""
+    pump, found = Pump(), []
+
+    def first() -> None:
+        loop = asyncio.get_running_loop()
+        found.append(uninterrupted(lambda: (asyncio.get_running_loop() is loop, threading.current_thread())))
+        with pytest.raises(ValueError, match="three"):
+            uninterrupted(lambda: int("three"))
+
+    pump.run(first, 60)
+    ((same, thread),) = found
+    assert same
+    assert thread is not threading.current_thread()
+    pump.finish(nothing, 60)
+
+
+def test_a_loop_whose_making_was_interrupted_keeps_no_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
+    kind = asyncio.selector_events.BaseSelectorEventLoop
+    make: Any = kind._make_self_pipe  # type: ignore[attr-defined]
+
+    pump, ends = Pump(), list[socket.socket]()
+
+    def interrupted(loop: Any) -> None:
+        make(loop)
+        ends.extend((loop._ssock, loop._csock))
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(kind, "_make_self_pipe", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            pump.wait(lambda: False, 60)
+    assert [end.fileno() for end in ends] == [-1, -1]
+    assert not pump.used
+    pump.wait(lambda: pump.used, 60)
     pump.finish(nothing, 60)
