@@ -214,10 +214,9 @@ $(VENV_SGLANG_OLD)/.ready: scripts/install_sglang.py scripts/environments.py $(V
 test-sglang: test-sglang-$(SGLANG) test-sglang-$(SGLANG_OLD)
 
 test-sglang-$(SGLANG): $(VENV_SGLANG)/.ready
-	$(VENV_SGLANG)/bin/python -m pytest -q -o timeout=1800 tests/sglang
-
 test-sglang-$(SGLANG_OLD): $(VENV_SGLANG_OLD)/.ready
-	$(VENV_SGLANG_OLD)/bin/python -m pytest -q -o timeout=1800 tests/sglang
+test-sglang-$(SGLANG) test-sglang-$(SGLANG_OLD):
+	$(<D)/bin/python -m pytest -q tests/sglang
 
 # The environment also sees the packages of the first one. addsitedir reads its .pth files, too.
 $(VENV_RAY)/.ready: $(VENV)/.ready

@@ -78,8 +78,6 @@ def register() -> None:
             hooks.append((version, _new_weights, kind.AFTER))
         else:
             hooks += [(f"{UPDATER}.update_weights_from_{source}", _updated, kind.AFTER) for source in SOURCES]
-            if _exists(WORKER):
-                _accept_weights(pkgutil.resolve_name(WORKER))
     if lacking := [target for target, _, _ in hooks if not _exists(target)]:
         logger.warning(
             "HistoSpec: this SGLang has no %s, so its engines start WITHOUT drafts from the server (docs/sglang.md)",
@@ -88,6 +86,8 @@ def register() -> None:
         return
     for target, hook, when in hooks:
         registry.HookRegistry.register(target, hook, when)
+    if any(hook is _updated for _, hook, _ in hooks):
+        _accept_weights(pkgutil.resolve_name(WORKER))
 
 
 def _first(target: str, older: str) -> str:
