@@ -6,7 +6,6 @@ middle of gRPC's code this leaves locks taken, and all later calls of the channe
 
 import _thread
 import logging
-import queue
 import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
@@ -17,9 +16,10 @@ import grpc
 from histospec.client import quiet_grpc
 from histospec.client.core.core import Core
 from histospec.client.transport import at_exit
-from histospec.client.transport.connections import AT_A_TIME, Connections
+from histospec.client.transport.connections import Connections
 from histospec.client.transport.pump import Pump
 from histospec.client.transport.stream import Streams
+from histospec.client.transport.threads import side_by_side
 
 log = logging.getLogger("histospec.client")
 
@@ -102,36 +102,3 @@ class BlockingConnections(Connections):
             self._end()
         except Exception:
             log.debug("HistoSpec: a client that was dropped could not be closed", exc_info=True)
-
-
-def side_by_side(function: Callable[[S], T], inputs: Sequence[S]) -> list[T]:
-    """Calls a function for each input, in threads. Returns the results in the order of the inputs.
-
-    After an error of a function, or an interrupt, it waits for no thread, and begins no further call. It uses no pool
-    of `concurrent.futures`: an interrupt may leave a lock of a future taken, for which its thread would wait for ever.
-    """
-    inputs = list(inputs)
-    left = iter(range(len(inputs)))
-    results: queue.SimpleQueue[tuple[int, T | None, BaseException | None]] = queue.SimpleQueue()
-    over = False
-
-    def work() -> None:
-        for i in left:
-            if over:
-                return
-            try:
-                results.put((i, function(inputs[i]), None))
-            except BaseException as error:
-                results.put((i, None, error))
-
-    ordered: list[Any] = [None] * len(inputs)
-    try:
-        for _ in range(min(AT_A_TIME, len(inputs))):
-            _thread.start_new_thread(work, ())
-        for _ in inputs:
-            i, ordered[i], error = results.get()
-            if error is not None:
-                raise error
-    finally:
-        over = True
-    return ordered

@@ -11,7 +11,7 @@ from histospec.client import quiet_grpc
 from histospec.client.config import Config, Endpoint, bearer
 from histospec.client.errors import Unavailable
 from histospec.client.transport import at_exit
-from histospec.client.transport.pump import uninterrupted
+from histospec.client.transport.threads import uninterrupted
 
 _OPTIONS = [
     ("grpc.max_send_message_length", -1),

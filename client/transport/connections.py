@@ -39,9 +39,6 @@ P = ParamSpec("P")
 S = TypeVar("S")
 T = TypeVar("T")
 
-AT_A_TIME = 16
-"""Calls in parallel: a call mostly waits for the server's disk or for the answer."""
-
 
 class Connections(ABC):
     """The connections of a client. `kind` is grpc or grpc.aio."""

@@ -13,8 +13,9 @@ import grpc
 from histospec.client import quiet_grpc
 from histospec.client.core.core import Core
 from histospec.client.transport import at_exit
-from histospec.client.transport.connections import AT_A_TIME, Connections
+from histospec.client.transport.connections import Connections
 from histospec.client.transport.stream import Streams
+from histospec.client.transport.threads import AT_A_TIME
 
 S = TypeVar("S")
 T = TypeVar("T")

@@ -24,7 +24,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from typing import Any
 
 log = logging.getLogger("histospec.client")
 
@@ -34,8 +34,6 @@ LONGEST_SLEEP = 0.1
 """Seconds after which a sleeping thread checks again: a driver that an interrupt ends may wake no other thread."""
 
 _NOWHERE = object()
-
-T = TypeVar("T")
 
 
 class Pump:
@@ -210,31 +208,6 @@ class Pump:
             log.warning(
                 "HistoSpec: no drafts, because this process cannot have an event loop: %s", error.strerror or error
             )
-
-
-def uninterrupted(function: Callable[[], T]) -> T:
-    """Calls a function on the running loop, but in another thread, because signals interrupt only the main thread.
-
-    An interrupt ends the wait for the function, not the function. Raises what the function raises.
-    """
-    loop = asyncio.get_running_loop()
-    results: queue.SimpleQueue[tuple[T | None, BaseException | None]] = queue.SimpleQueue()
-
-    def work() -> None:
-        asyncio._set_running_loop(loop)
-        try:
-            results.put((function(), None))
-        except BaseException as error:
-            results.put((None, error))
-
-    try:
-        _thread.start_new_thread(work, ())
-    except RuntimeError:  # the interpreter shuts down
-        return function()
-    result, error = results.get()
-    if error is not None:
-        raise error
-    return result  # type: ignore[return-value]
 
 
 class _Turning(Exception):  # noqa: N818 - not an error

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from histospec.client.transport.pump import Pump, uninterrupted
+from histospec.client.transport.pump import Pump
+from histospec.client.transport.threads import uninterrupted
 from tests.support.waiting import eventually
 
 
