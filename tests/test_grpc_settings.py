@@ -49,7 +49,7 @@ for _ in range(30):
     after, seconds = wakings(), time.monotonic() - start
     time.sleep(seconds)
     by_messages += (after - before) - (wakings() - after)
-print(by_messages)
+print(by_messages, flush=True)
 os._exit(0)
 """
 

@@ -15,6 +15,8 @@ START = """
 import asyncio, concurrent.futures, multiprocessing, os, signal, sys, threading, time
 from histospec.client import AsyncDraftClient, DraftClient, Timeouts
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background of a shell ignores it
+
 def client(face=DraftClient):
     return face(sys.argv[1], "run", deadline=30, timeouts=Timeouts(step=30, shutdown=float(sys.argv[2])))
 
