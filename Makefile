@@ -43,8 +43,8 @@ BIN := $(VENV)/bin
 NATIVE_SOURCES := $(shell find native -name '*.cc' -o -name '*.h' -o -name 'CMakeLists.txt')
 # In the order of the files' names: xdist's own order starts files with few tests last, among them the slowest.
 BY_FILE := --dist loadfile --no-loadscope-reorder
-# Runs targets, two at a time. The output of a target appears when the target ends.
-SIDE_BY_SIDE = $(MAKE) --no-print-directory --output-sync=target -j 2
+# Runs targets, some at a time. The output of a target appears when the target ends.
+SIDE_BY_SIDE = $(MAKE) --no-print-directory --output-sync=target -j
 CXX_FORMATTED := $(filter-out native/third_party/%,$(filter %.cc %.h,$(NATIVE_SOURCES)))
 
 export OMP_NUM_THREADS ?= 1
@@ -98,7 +98,7 @@ demo: $(VENV)/.demo
 	$(BIN)/python -m examples.tiny_rl.run
 
 check: setup
-	@+$(SIDE_BY_SIDE) check-types check-locks check-style check-docs
+	@+$(SIDE_BY_SIDE) 2 check-types check-locks check-style check-docs
 
 check-types: setup
 	$(BIN)/mypy
@@ -118,11 +118,12 @@ check-docs: $(VENV)/.docs
 docs: check-docs
 
 # The first two lines compile and download. Installing an environment writes the generated messages again, so nothing else
-# that reads them runs at the same time. The third line runs the Python tests beside all others.
+# that reads them runs at the same time. The third line runs three targets at a time, so that two cores stay busy while one
+# of them runs its last test.
 test: say-tools setup
-	@+$(SIDE_BY_SIDE) $(VENV_OLD)/.ready tools check-locks check-style
+	@+$(SIDE_BY_SIDE) 2 $(VENV_OLD)/.ready tools check-locks check-style
 	@+$(MAKE) --no-print-directory $(VENV_V2)/.ready
-	@+$(SIDE_BY_SIDE) test-python test-vllm-$(VLLM_NEW) test-v2-short test-vllm-$(VLLM_OLD) test-native check-types check-docs
+	@+$(SIDE_BY_SIDE) 3 test-python test-vllm-$(VLLM_NEW) test-v2-short test-vllm-$(VLLM_OLD) test-native check-types check-docs
 
 tools:
 	scripts/install-tools
@@ -155,7 +156,7 @@ test-long: setup
 	$(MAKE) --no-print-directory test-vllm-$(VLLM_OLD) test-vllm-$(VLLM_MID) OLD_TESTS='-m "not newest" tests/vllm'
 
 # What holds in every version; `make test-long` also runs what may differ.
-OLD_TESTS := tests/vllm/test_interface.py tests/vllm/test_patches.py tests/vllm/test_greedy.py tests/vllm/test_enabling.py
+OLD_TESTS := $(addprefix tests/vllm/test_,$(addsuffix .py,interface patches greedy))
 
 # Downloads every wheel at the first time, some GB, and keeps their Python files.
 vllm-versions: setup

@@ -34,7 +34,7 @@ def run(*command: object, **variables: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.vllm
 @pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="needs a vLLM build in the environment")
 def test_the_demo_keeps_its_promises(tmp_path: Path) -> None:
-    done = run("-m", "examples.tiny_rl.run", "--quick", "--out", tmp_path)
+    done = run("-m", "examples.tiny_rl.run", "--quick", "--epochs", "2", "--out", tmp_path)
     results = json.loads((tmp_path / "tiny_rl.json").read_text())
     first, *later = results["epochs"]
     assert first["problem_lookups"]["hit"] == 0
@@ -53,7 +53,7 @@ def test_the_demo_keeps_its_promises(tmp_path: Path) -> None:
 def test_the_demo_says_what_history_and_a_draft_model_gained(tmp_path: Path) -> None:
     """The draft model's part of the accepted drafts is largest in the first epoch, which has no history."""
     fixed = {"HISTOSPEC_VERIFY_COST": "0.05", "HISTOSPEC_MODEL_DRAFT_TOKENS": "3"}  # independent of any clock
-    done = run("-m", "examples.tiny_rl.run", "--quick", "--drafter", "--out", tmp_path, **fixed)
+    done = run("-m", "examples.tiny_rl.run", "--quick", "--epochs", "2", "--drafter", "--out", tmp_path, **fixed)
     first, *later = (epoch["with_drafts"] for epoch in json.loads((tmp_path / "tiny_rl.json").read_text())["epochs"])
     assert first["tokens_per_step"] > 3  # history alone yields 1.8 there
     for epoch in (first, *later):

@@ -21,7 +21,7 @@ def check(tiny_model: str, what: str, size: int, *more: str, **environment: str)
     )
 
 
-@pytest.mark.parametrize("prompts", [40, pytest.param(200, marks=pytest.mark.long)])
+@pytest.mark.parametrize("prompts", [12, pytest.param(200, marks=pytest.mark.long)])
 def test_drafts_change_no_token(tiny_model: str, prompts: int) -> None:
     """At temperature 1, with top-k, top-p, penalties and logprobs, in batches with requests that have no seed."""
     result = check(tiny_model, "same", prompts)
@@ -36,7 +36,7 @@ def test_drafts_change_no_token(tiny_model: str, prompts: int) -> None:
 
 
 @pytest.mark.newest
-@pytest.mark.parametrize("responses", [3000, pytest.param(20_000, marks=pytest.mark.long)])
+@pytest.mark.parametrize("responses", [1000, pytest.param(20_000, marks=pytest.mark.long)])
 def test_it_samples_what_vllm_samples(tiny_model: str, responses: int) -> None:
     """Plain, with top-p, with penalties."""
     result = check(tiny_model, "distribution", responses)
@@ -68,9 +68,9 @@ def test_a_seed_gives_its_text_whoever_drafts(
 ) -> None:
     settings = {"HISTOSPEC_ENDPOINT": server.endpoint, "HISTOSPEC_NAMESPACE": "twins", "HISTOSPEC_DEADLINE": "5"}
     settings |= {"HISTOSPEC_VERIFY_COST": "0.01", "HISTOSPEC_MODEL_DRAFT_TOKENS": "3"}
-    result = check(tiny_model, "beside", 40, json.dumps(drafter(method)), **settings)
+    result = check(tiny_model, "beside", 16, json.dumps(drafter(method)), **settings)
     assert result["same"] == result["tokens"]
-    assert result["distinct"] == 80  # each seed has a text of its own
+    assert result["distinct"] == 32  # each seed has a text of its own
     assert result["history"] > result["tokens"] / 4  # the second visit
     assert result["model"] > result["tokens"] / 20
 
@@ -78,8 +78,8 @@ def test_a_seed_gives_its_text_whoever_drafts(
 def test_alternatives_reach_the_server(tiny_model: str, server: Server) -> None:
     """Those of every place, whether the token was drafted or sampled; and what users ask of vLLM stays."""
     settings = {"HISTOSPEC_ENDPOINT": server.endpoint, "HISTOSPEC_NAMESPACE": "alternatives", "HISTOSPEC_DEADLINE": "5"}
-    result = check(tiny_model, "alternatives", 24, HISTOSPEC_VERIFY_COST="0.01", **settings)
-    tokens = 3 * 24 * 200
+    result = check(tiny_model, "alternatives", 12, HISTOSPEC_VERIFY_COST="0.01", **settings)
+    tokens = 3 * 12 * 200
     assert result["same"] == result["tokens"] == tokens
     assert result["logprobs"] == tokens / 2  # of half of the requests
     assert result["accepted"] > tokens / 4  # the second and third visit

@@ -24,13 +24,10 @@ TIGHT = {
     "enable_chunked_prefill": True,
 }
 LONG = 200  # tokens of a response, in which both drafters get their turn
-METHODS = [
-    "draft_model",
-    "eagle",
-    pytest.param("eagle3", marks=pytest.mark.long),
-    pytest.param("medusa", marks=pytest.mark.long),
-    pytest.param("mtp", marks=pytest.mark.long),
-]
+LONGER = [pytest.param(method, marks=pytest.mark.long) for method in ("eagle3", "medusa", "mtp")]
+METHODS = ["eagle", pytest.param("draft_model", marks=pytest.mark.long), *LONGER]
+FIRST = pytest.mark.parametrize("method", ["draft_model", "eagle", *LONGER], indirect=True)
+"""For tests that also run with a draft model each time."""
 
 
 @pytest.fixture(params=METHODS)
@@ -64,6 +61,7 @@ def plain(method: str, drafter: Callable[..., Any]) -> dict[str, Any]:
     return {"model": drafter(method)["model"], "async_scheduling": False} if method == "mtp" else {}
 
 
+@FIRST
 def test_history_empty_right_and_wrong(
     both: Callable[..., Any],
     truth: Callable[..., Any],
@@ -91,6 +89,7 @@ def test_history_empty_right_and_wrong(
     assert rollouts.generate(prompts, max_tokens=LONG) == expected
 
 
+@FIRST
 def test_the_server_killed_half_way(
     both: Callable[..., Any], truth: Callable[..., Any], server: Server, prompts: Prompts
 ) -> None:
@@ -187,7 +186,6 @@ def test_how_much_the_drafter_makes(
 ) -> None:
     """From nothing, not even its first pass, to what pays; what is known by then is drafted in any case."""
     expected = truth(prompts, max_tokens=LONG)
-    rollouts = both(shared_server.endpoint)
     monkeypatch.setenv("HISTOSPEC_MODEL_DRAFT_TOKENS", tokens)
     rollouts = both(shared_server.endpoint)
     told = Told(rollouts)

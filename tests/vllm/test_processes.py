@@ -23,6 +23,7 @@ pytestmark = [pytest.mark.vllm, pytest.mark.newest]
 START_SECONDS = 300
 
 
+@pytest.mark.long  # `test_enabling` has such an engine, too
 def test_the_engine_in_a_process_of_its_own(
     engine: StartEngine, server: Server, prompts: Prompts, expected: list[Prompts], make_client: MakeClient
 ) -> None:
