@@ -28,7 +28,7 @@ from tests.support.sampling_check import PROMPT, wilson_hilferty
 from tests.support.told import Told
 
 LENGTH = 200
-COMPARED = 100  # tokens of a response of `same`, which mostly takes a step for each
+ALIKE = 100  # tokens of a response of `same`, which mostly takes a step for each
 DRAFTED = 24
 PAIRED = 4  # tokens of a response whose distribution is compared
 
@@ -93,9 +93,9 @@ def same(model: str, size: int) -> dict[str, int]:
             {"logprobs": 2},
         ]
         options = {"temperature": 1.0, "seed": [i, -i - 2, 2**62 + i][i % 3]} | kinds[i % len(kinds)]
-        return SamplingParams(max_tokens=COMPARED, detokenize=False, extra_args={"i": i}, **options)
+        return SamplingParams(max_tokens=ALIKE, detokenize=False, extra_args={"i": i}, **options)
 
-    others = [SamplingParams(max_tokens=COMPARED, detokenize=False, temperature=t, extra_args={"i": -1}) for t in (0, 1)]
+    others = [SamplingParams(max_tokens=ALIKE, detokenize=False, temperature=t, extra_args={"i": -1}) for t in (0, 1)]
 
     def roll(llm: Any, count: int = size, extra: bool = True) -> dict[int, list[int]]:
         requests = [({"prompt_token_ids": prompts[i]}, sampling(i)) for i in range(count)]
@@ -115,7 +115,7 @@ def same(model: str, size: int) -> dict[str, int]:
 
     def good(request: Any) -> list[int]:
         i, done = request.sampling_params.extra_args["i"], request.num_output_tokens
-        return truth[i][done : done + min(DRAFTED, COMPARED - done - 1)]
+        return truth[i][done : done + min(DRAFTED, ALIKE - done - 1)]
 
     def wrong(request: Any) -> list[int]:
         return [(token + 1) % 32 for token in good(request)]
