@@ -43,7 +43,7 @@ BIN := $(VENV)/bin
 NATIVE_SOURCES := $(shell find native -name '*.cc' -o -name '*.h' -o -name 'CMakeLists.txt')
 # In the order of the files' names: xdist's own order starts files with few tests last, among them the slowest.
 BY_FILE := --dist loadfile --no-loadscope-reorder
-# Runs targets, some at a time. The output of a target appears when the target ends.
+# $(SIDE_BY_SIDE) N TARGETS runs N targets at a time. The output of a target appears when the target ends.
 SIDE_BY_SIDE = $(MAKE) --no-print-directory --output-sync=target -j
 CXX_FORMATTED := $(filter-out native/third_party/%,$(filter %.cc %.h,$(NATIVE_SOURCES)))
 
@@ -278,5 +278,5 @@ fuzz: setup
 	scripts/fuzz
 
 clean:
-	rm -rf build dist $(VENV_V2) $(VENV_V2_NEXT) $(VENV) $(VENV_OLD) $(VENV_MID) $(VENV_VERL) $(VENV_SGLANG) $(VENV_RAY) *.egg-info native/python/*.so
+	rm -rf build dist $(VENV_V2) $(VENV_V2_NEXT) $(VENV) $(VENV_OLD) $(VENV_MID) $(VENV_VERL) $(VENV_SGLANG) $(VENV_SGLANG_OLD) $(VENV_RAY) *.egg-info native/python/*.so
 	find . -name '*_pb2*.py*' -not -path './.venv*' -delete

@@ -1,6 +1,6 @@
 """Samples with seeds and all kinds of drafts, and compares the samples.
 
-Each check runs in a process of its own, with HISTOSPEC_SAMPLING=coupled. `same`: `size` prompts, 100 tokens for each,
+Each check runs in a process of its own, with HISTOSPEC_SAMPLING=coupled. `same`: `size` responses of `length` tokens,
 without drafts and with good, wrong and random ones, some of the requests without a seed, some greedy. `distribution`:
 `size` short responses with seeds and as many without, which take vLLM's own sampler; `z…` is how many standard
 deviations their chi-square statistic lies above what one distribution gives. `visits`: three visits of `size` problems,
@@ -28,7 +28,6 @@ from tests.support.sampling_check import PROMPT, wilson_hilferty
 from tests.support.told import Told
 
 LENGTH = 200
-ALIKE = 100  # tokens of a response of `same`, which mostly takes a step for each
 DRAFTED = 24
 PAIRED = 4  # tokens of a response whose distribution is compared
 
@@ -78,7 +77,7 @@ def accepted(llm: Any) -> int:
     return sum(m.value for m in llm.get_metrics() if m.name == "vllm:spec_decode_num_accepted_tokens")
 
 
-def same(model: str, size: int) -> dict[str, int]:
+def same(model: str, size: int, length: int) -> dict[str, int]:
     from vllm import SamplingParams
 
     rng = random.Random(0)
@@ -93,9 +92,9 @@ def same(model: str, size: int) -> dict[str, int]:
             {"logprobs": 2},
         ]
         options = {"temperature": 1.0, "seed": [i, -i - 2, 2**62 + i][i % 3]} | kinds[i % len(kinds)]
-        return SamplingParams(max_tokens=ALIKE, detokenize=False, extra_args={"i": i}, **options)
+        return SamplingParams(max_tokens=length, detokenize=False, extra_args={"i": i}, **options)
 
-    others = [SamplingParams(max_tokens=ALIKE, detokenize=False, temperature=t, extra_args={"i": -1}) for t in (0, 1)]
+    others = [SamplingParams(max_tokens=length, detokenize=False, temperature=t, extra_args={"i": -1}) for t in (0, 1)]
 
     def roll(llm: Any, count: int = size, extra: bool = True) -> dict[int, list[int]]:
         requests = [({"prompt_token_ids": prompts[i]}, sampling(i)) for i in range(count)]
@@ -115,7 +114,7 @@ def same(model: str, size: int) -> dict[str, int]:
 
     def good(request: Any) -> list[int]:
         i, done = request.sampling_params.extra_args["i"], request.num_output_tokens
-        return truth[i][done : done + min(DRAFTED, ALIKE - done - 1)]
+        return truth[i][done : done + min(DRAFTED, length - done - 1)]
 
     def wrong(request: Any) -> list[int]:
         return [(token + 1) % 32 for token in good(request)]

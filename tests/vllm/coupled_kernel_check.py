@@ -22,8 +22,6 @@ from histospec.client.vllm.coupled import kernel, noise
 from histospec.client.vllm.coupled.alternatives import words
 from histospec.protocol.alternatives import ABSENT, MOST
 
-PLACES = 6  # of each vocabulary
-
 
 @triton.jit  # type: ignore[untyped-decorator]
 def gumbels(words: Any, values: Any, size: tl.constexpr) -> None:
@@ -35,13 +33,13 @@ def choices() -> dict[str, int]:
     torch.manual_seed(0)
     result = {"rows": 0, "alike": 0}
     for vocabulary in (1, 32, 300, 2500):
-        logits = torch.randn(4, vocabulary) * 3
+        logits = torch.randn(9, vocabulary) * 3
         logits[1, 1::3] = float("-inf")
         logits[2] = 0
         logits[3] = torch.randint(3, (vocabulary,))
-        rows = torch.randint(4, (PLACES,))
-        seeds, pairs = torch.randint(-(2**63), 2**63 - 1, (2, PLACES))
-        here, there = (each.choose(logits, rows, seeds, pairs, torch.arange(PLACES)) for each in (noise, kernel))
+        rows = torch.randint(9, (12,))
+        seeds, pairs = torch.randint(-(2**63), 2**63 - 1, (2, 12))
+        here, there = (each.choose(logits, rows, seeds, pairs, torch.arange(12)) for each in (noise, kernel))
         result["rows"] += len(rows)
         result["alike"] += int((here == there).sum())
     size = 4096
@@ -56,13 +54,13 @@ def alternatives() -> dict[str, int]:
     torch.manual_seed(0)
     result = {"rows": 0, "alike": 0, "some": 0}
     for vocabulary in (1, 3, 32, 300, 2500, 5000):
-        logits = torch.randn(4, vocabulary) * 3
+        logits = torch.randn(9, vocabulary) * 3
         logits[1, 1::3] = float("-inf")
         logits[2, ::256] += 9  # the most probable tokens of one lane
         logits[3] = 100 * torch.rand(vocabulary)
-        rows = torch.randint(4, (PLACES,))
-        seeds, pairs = torch.randint(-(2**63), 2**63 - 1, (2, PLACES))
-        here, there = (each.weigh(logits, rows, seeds, pairs, torch.arange(PLACES)) for each in (noise, kernel))
+        rows = torch.randint(9, (12,))
+        seeds, pairs = torch.randint(-(2**63), 2**63 - 1, (2, 12))
+        here, there = (each.weigh(logits, rows, seeds, pairs, torch.arange(12)) for each in (noise, kernel))
         one, other = words(here), words(there)
         given = one[:, 1:] != ABSENT
         same = (one[:, 1:] >> 8 == other[:, 1:] >> 8).all(1) & (here.tokens == there.tokens)

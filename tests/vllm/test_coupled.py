@@ -14,20 +14,20 @@ pytestmark = [pytest.mark.vllm, pytest.mark.v1]
 LIMIT = 5  # standard deviations
 
 
-def check(tiny_model: str, what: str, size: int, *more: str, **environment: str) -> Any:
+def check(tiny_model: str, what: str, size: int, *more: Any, **environment: str) -> Any:
     """What a check of `coupled_check` found. A process samples coupled or it does not."""
     return apart.call(
         {"HISTOSPEC_SAMPLING": "coupled"} | environment, coupled_check.CHECKS[what], tiny_model, size, *more
     )
 
 
-@pytest.mark.parametrize("prompts", [12, pytest.param(200, marks=pytest.mark.long)])
-def test_drafts_change_no_token(tiny_model: str, prompts: int) -> None:
+@pytest.mark.parametrize(("prompts", "length"), [(12, 100), pytest.param(200, 200, marks=pytest.mark.long)])
+def test_drafts_change_no_token(tiny_model: str, prompts: int, length: int) -> None:
     """At temperature 1, with top-k, top-p, penalties and logprobs, in batches with requests that have no seed."""
-    result = check(tiny_model, "same", prompts)
-    assert result["tokens"] == 100 * prompts
+    result = check(tiny_model, "same", prompts, length)
+    assert result["tokens"] == length * prompts
     assert result["distinct"] > prompts
-    assert result["again"] == 100 * (prompts // 4)  # alone in a smaller batch
+    assert result["again"] == length * (prompts // 4)  # alone in a smaller batch
     for drafts in ("none", "good", "wrong", "mixed"):
         assert result[drafts] == result["tokens"], drafts
     assert result["accepted good"] > 0.9 * result["tokens"]
@@ -68,9 +68,9 @@ def test_a_seed_gives_its_text_whoever_drafts(
 ) -> None:
     settings = {"HISTOSPEC_ENDPOINT": server.endpoint, "HISTOSPEC_NAMESPACE": "twins", "HISTOSPEC_DEADLINE": "5"}
     settings |= {"HISTOSPEC_VERIFY_COST": "0.01", "HISTOSPEC_MODEL_DRAFT_TOKENS": "3"}
-    result = check(tiny_model, "beside", 16, json.dumps(drafter(method)), **settings)
+    result = check(tiny_model, "beside", 40, json.dumps(drafter(method)), **settings)
     assert result["same"] == result["tokens"]
-    assert result["distinct"] == 32  # each seed has a text of its own
+    assert result["distinct"] == 80  # each seed has a text of its own
     assert result["history"] > result["tokens"] / 4  # the second visit
     assert result["model"] > result["tokens"] / 20
 
@@ -78,8 +78,8 @@ def test_a_seed_gives_its_text_whoever_drafts(
 def test_alternatives_reach_the_server(tiny_model: str, server: Server) -> None:
     """Those of every place, whether the token was drafted or sampled; and what users ask of vLLM stays."""
     settings = {"HISTOSPEC_ENDPOINT": server.endpoint, "HISTOSPEC_NAMESPACE": "alternatives", "HISTOSPEC_DEADLINE": "5"}
-    result = check(tiny_model, "alternatives", 12, HISTOSPEC_VERIFY_COST="0.01", **settings)
-    tokens = 3 * 12 * 200
+    result = check(tiny_model, "alternatives", 24, HISTOSPEC_VERIFY_COST="0.01", **settings)
+    tokens = 3 * 24 * 200
     assert result["same"] == result["tokens"] == tokens
     assert result["logprobs"] == tokens / 2  # of half of the requests
     assert result["accepted"] > tokens / 4  # the second and third visit

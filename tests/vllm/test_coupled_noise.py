@@ -159,15 +159,15 @@ def check(what: str, **environment: str) -> Any:
 def test_the_kernel_chooses_alike() -> None:
     """Run by Triton's interpreter, operation by operation."""
     result = check("choices", TRITON_INTERPRET="1")
-    assert result["rows"] == result["alike"] > 20
+    assert result["rows"] == result["alike"] > 40
     assert result["noise"] == result["alike noise"] > 4000
 
 
 def test_the_kernel_finds_the_same_alternatives() -> None:
     """Run by Triton's interpreter; also where several of the most probable tokens belong to one lane."""
     result = check("alternatives", TRITON_INTERPRET="1")
-    assert result["rows"] == result["alike"] > 30
-    assert result["some"] > 15
+    assert result["rows"] == result["alike"] > 60
+    assert result["some"] > 30
 
 
 @pytest.mark.v1

@@ -26,8 +26,8 @@ TIGHT = {
 LONG = 200  # tokens of a response, in which both drafters get their turn
 LONGER = [pytest.param(method, marks=pytest.mark.long) for method in ("eagle3", "medusa", "mtp")]
 METHODS = ["eagle", pytest.param("draft_model", marks=pytest.mark.long), *LONGER]
-FIRST = pytest.mark.parametrize("method", ["draft_model", "eagle", *LONGER], indirect=True)
-"""For tests that also run with a draft model each time."""
+WITH_DRAFT_MODEL = pytest.mark.parametrize("method", ["draft_model", "eagle", *LONGER], indirect=True)
+"""`make test` runs the test with a draft model, too; other tests only `make test-long`."""
 
 
 @pytest.fixture(params=METHODS)
@@ -61,7 +61,7 @@ def plain(method: str, drafter: Callable[..., Any]) -> dict[str, Any]:
     return {"model": drafter(method)["model"], "async_scheduling": False} if method == "mtp" else {}
 
 
-@FIRST
+@WITH_DRAFT_MODEL
 def test_history_empty_right_and_wrong(
     both: Callable[..., Any],
     truth: Callable[..., Any],
@@ -89,7 +89,7 @@ def test_history_empty_right_and_wrong(
     assert rollouts.generate(prompts, max_tokens=LONG) == expected
 
 
-@FIRST
+@WITH_DRAFT_MODEL
 def test_the_server_killed_half_way(
     both: Callable[..., Any], truth: Callable[..., Any], server: Server, prompts: Prompts
 ) -> None:

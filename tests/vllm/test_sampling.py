@@ -20,7 +20,6 @@ from tests.vllm.conftest import RUNNER
 pytestmark = pytest.mark.vllm
 
 RESPONSES = 20_000 if RUNNER == "v1" else 2_000  # interpreted kernels are slow
-BESIDE = 8_000  # with a drafter of the model's own
 ENOUGH_TO_FAIL = 2_000
 AT_A_TIME = 256  # responses, of the check's engine
 LIMIT = 5  # standard deviations; exact sampling exceeds it once in three million
@@ -72,7 +71,7 @@ def test_sampling_is_exact_with_two_drafters(
     settings = sampling_check.ENGINE | {"speculative_config": drafter(method, sampling_check.LENGTH)}
     rollouts = engine(server.endpoint, **settings)
     told = Told(rollouts)
-    step, steps, half_way = rollouts.scheduler.schedule, itertools.count(), BESIDE // AT_A_TIME
+    step, steps, half_way = rollouts.scheduler.schedule, itertools.count(), RESPONSES // AT_A_TIME
 
     def schedule(*args: Any, **kwargs: Any) -> Any:
         if killed and next(steps) == half_way:  # a batch takes two to five steps
@@ -80,10 +79,10 @@ def test_sampling_is_exact_with_two_drafters(
         return step(*args, **kwargs)
 
     rollouts.scheduler.schedule = schedule
-    result = sampling_check.check(rollouts.llm, tiny_model, BESIDE)
+    result = sampling_check.check(rollouts.llm, tiny_model, RESPONSES)
     assert (next(steps) > half_way) == killed
     assert 0 < told.accepted < told.drafted
-    assert told.history > BESIDE / 10
+    assert told.history > RESPONSES / 10
     assert max(result["z"]) < LIMIT, result
 
 
