@@ -149,14 +149,14 @@ test-vllm-$(VLLM_OLD): $(VENV_OLD)/.ready
 test-vllm-$(VLLM_MID): $(VENV_MID)/.ready
 test-vllm-$(VLLM_OLD) test-vllm-$(VLLM_MID):
 	HISTOSPEC_TEST_SERVER=$(abspath $(BIN))/histospec \
-	  $(<D)/bin/python -m pytest -q -n 2 $(BY_FILE) $(OLD_TESTS)
+	  $(<D)/bin/python -m pytest -q $(OLD_TESTS)
 
 test-long: setup
 	$(BIN)/pytest -q -m long tests
-	$(MAKE) --no-print-directory test-vllm-$(VLLM_OLD) test-vllm-$(VLLM_MID) OLD_TESTS='-m "not newest" tests/vllm'
+	$(MAKE) --no-print-directory test-vllm-$(VLLM_OLD) test-vllm-$(VLLM_MID) OLD_TESTS='-n 2 $(BY_FILE) -m "not newest" tests/vllm'
 
-# What holds in every version; `make test-long` also runs what may differ.
-OLD_TESTS := $(addprefix tests/vllm/test_,$(addsuffix .py,interface patches greedy))
+# An engine that drafts, in one process; `make test-long` runs the rest with these versions, too.
+OLD_TESTS := tests/vllm/test_greedy.py
 
 # Downloads every wheel at the first time, some GB, and keeps their Python files.
 vllm-versions: setup
@@ -192,7 +192,7 @@ V2_SHORT := any_draft_leaves_the_output_as_it_is a_sampler_that_accepts_any_toke
 
 test-v2-short: $(VENV_V2)/.ready
 	$(IN_V2) $(addprefix tests/vllm/test_runner_v2.py::test_,$(V2_SHORT)) \
-	  $(addprefix tests/vllm/test_coupled_v2.py::test_,right_drafts_are_accepted_and_wrong_ones_are_not known_answers_of_vllms_kernel)
+	  tests/vllm/test_coupled_v2.py::test_known_answers_of_vllms_kernel
 
 # In an environment of its own: verl and the newest vLLM need different versions of transformers.
 $(VENV_VERL)/.ready: scripts/install_verl.py scripts/environments.py $(VENV)/.ready

@@ -17,7 +17,7 @@ from histospec.client.vllm.choice.modes import (
     Pauses,
 )
 from histospec.protocol.costs import HOPELESS_VERIFY_COST, NOTHING_PAYS
-from tests.support.drafting_engine import CPU, GPU, SATURATED, DraftingEngine, Text, best
+from tests.support.drafting_engine import CPU, GPU, SATURATED, SEEDS, DraftingEngine, Text, best
 
 FIRST_EPOCH, LATER, MIXED = Text(0.1, 3), Text(0.85), Text(0.6, right=0.9)
 TEXTS = {
@@ -29,7 +29,6 @@ TEXTS = {
 }
 
 DRAFTERS = Limits(16)
-SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in (1, 2))]
 MACHINES = {"cpu": CPU, "gpu": GPU, "saturated": SATURATED}
 
 

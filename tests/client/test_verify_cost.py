@@ -11,7 +11,7 @@ from histospec.client.vllm.choice.chooser import MODERATE, UNASKED, ModeChooser
 from histospec.client.vllm.choice.prices import HIGHEST, LOWEST, StepPrices, work_of
 from histospec.client.vllm.choice.worth import Promise
 from histospec.protocol.costs import HOPELESS_VERIFY_COST, NOTHING_PAYS
-from tests.support.drafting_engine import DraftingEngine, Likely, Machine, noisy
+from tests.support.drafting_engine import SEEDS, DraftingEngine, Likely, Machine, noisy
 
 TEXT = Likely(0.5, 0.99)
 
@@ -63,7 +63,7 @@ def test_nothing_is_known_at_first() -> None:
         assert prices.cost == 0.05
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize(
     ("sequences", "knee"),
     [(1, 200), (8, 200), (32, 400), (64, 128), (256, 2000), (256, 300), (256, 100), (1024, 500)],
@@ -78,7 +78,7 @@ def test_finds_the_cost(sequences: int, knee: int, seed: int) -> None:
     assert 0.5 * min(least, 0.99) - 0.03 <= rollout.cost <= max(1.4 * most, 0.01) + 0.03
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("noise", [0.05, 0.2])
 def test_drafts_stay_around_the_knee(noise: float, seed: int) -> None:
     """Cheap up to the knee, dear beyond: a line through two steps beyond it would not pass through the plain one."""
@@ -88,7 +88,7 @@ def test_drafts_stay_around_the_knee(noise: float, seed: int) -> None:
     assert rollout.cost < 0.3
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_drafts_vanish_at_saturation_and_curiosity_is_cheap(seed: int) -> None:
     rollout = Rollout(64, seed)
     rollout.take(256, 300)
@@ -100,7 +100,7 @@ def test_drafts_vanish_at_saturation_and_curiosity_is_cheap(seed: int) -> None:
     assert (rollout.seconds - seconds) / (rollout.tokens - tokens) < 1.005 * without
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_follows_the_drain_of_a_rollout_and_the_next_one(seed: int) -> None:
     """
     1. 256 sequences on a saturated machine: high.
@@ -125,7 +125,7 @@ def test_follows_the_drain_of_a_rollout_and_the_next_one(seed: int) -> None:
         assert shown == pytest.approx(true, abs=0.25) or (true > NOTHING_PAYS and nothing)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_follows_drift(seed: int) -> None:
     """Slower contexts change nothing in the ratio; a neighbour that takes half of the machine away does, and leaves."""
     rollout = Rollout(600, seed)
@@ -151,7 +151,7 @@ def test_probing_costs_little_where_drafts_pay() -> None:
     assert sum(d == 0 for d in drafted) < 0.01 * len(drafted)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_cost_of_sequences_is_not_taken_for_that_of_tokens(seed: int) -> None:
     """Long contexts: a sequence is slow to attend to, its drafted tokens are nearly free."""
     rollout = Rollout(10_000, seed, fixed=0.005, sequence=0.0002)

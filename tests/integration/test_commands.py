@@ -49,6 +49,7 @@ def test_the_demo_keeps_its_promises(tmp_path: Path) -> None:
 
 @pytest.mark.vllm
 @pytest.mark.newest
+@pytest.mark.long
 @pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="needs a vLLM build in the environment")
 def test_the_demo_says_what_history_and_a_draft_model_gained(tmp_path: Path) -> None:
     """The draft model's part of the accepted drafts is largest in the first epoch, which has no history."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
+import pytest
 
 from histospec.client.vllm.choice.chooser import ModeChooser
 from histospec.client.vllm.choice.drafts import Gains, Outcomes
@@ -21,6 +22,7 @@ PROBED = 100  # while the server is not asked, every 100th step asks for drafts 
 HOPEFUL = 1.5  # after 100 steps, a mode that takes so many times as long as the best one will not be the best
 SURE = 0.9  # probability that a token of the server is right, where it knows the text
 LEVEL = 6  # of such a token
+SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in (1, 2))]
 
 Noise = Callable[[random.Random, float], float]
 """(random numbers, true seconds) -> measured seconds."""

@@ -62,7 +62,8 @@ def test_a_seed_kept_is_a_response_again(tiny_model: str, server: Server) -> Non
 
 
 @pytest.mark.newest
-@pytest.mark.parametrize("method", ["draft_model", pytest.param("eagle", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("method", ["draft_model", "eagle"])
 def test_a_seed_gives_its_text_whoever_drafts(
     tiny_model: str, server: Server, drafter: Callable[..., Any], method: str
 ) -> None:

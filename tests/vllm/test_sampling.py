@@ -53,8 +53,9 @@ def test_sampling_is_exact_with_any_draft(
 
 @pytest.mark.newest
 @pytest.mark.v1
-@pytest.mark.parametrize("method", ["draft_model", pytest.param("eagle", marks=pytest.mark.long)])
-@pytest.mark.parametrize("killed", [False, pytest.param(True, marks=pytest.mark.long)], ids=["", "killed"])
+@pytest.mark.long
+@pytest.mark.parametrize("method", ["draft_model", "eagle"])
+@pytest.mark.parametrize("killed", [False, True], ids=["", "killed"])
 def test_sampling_is_exact_with_two_drafters(
     engine: StartEngine,
     drafter: Callable[..., Any],
