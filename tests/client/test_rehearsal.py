@@ -223,6 +223,7 @@ def test_a_server_answers_rehearsals_and_counts_steps_alone(
                 step()
                 Latch().wait(PAUSE)
         client.finish([session], commit=True)
+        client.flush(PATIENT)  # `history` waits for a commit only as long as `shutdown` does
         assert texts(client.history([1, 2, 3])) == [text]
         assert client.stats().steps == steps
         metrics = server.metrics()
