@@ -4,8 +4,8 @@ Each check runs in a process of its own, with HISTOSPEC_SAMPLING=coupled. `same`
 without drafts and with good, wrong and random ones, some of the requests without a seed, some greedy. `distribution`:
 `size` short responses with seeds and as many without, which take vLLM's own sampler; `z…` is how many standard
 deviations their chi-square statistic lies above what one distribution gives. `visits`: three visits of `size` problems,
-drafted for by the server that the environment names. `beside`: `size` prompts, twice with the same seeds and once with
-others, without drafts, and with those of the server beside those of vLLM's own drafter, whose `speculative_config` is
+drafted for by the server that the environment names. `two_drafters`: `size` prompts, twice with the same seeds and once
+with others, without drafts, and with drafts of the server and of vLLM's own drafter; its `speculative_config` is
 JSON. `alternatives`: three visits of `size` prompts with the server, then what it has stored, against the
 log-probabilities of vLLM without drafts.
 """
@@ -178,7 +178,7 @@ def visits(model: str, size: int) -> dict[str, Any]:
     }
 
 
-def beside(model: str, size: int, speculative: str) -> dict[str, int]:
+def two_drafters(model: str, size: int, speculative: str) -> dict[str, int]:
     from vllm import SamplingParams
 
     def roll(llm: Any, first_seed: int) -> list[list[int]]:
@@ -276,5 +276,5 @@ def between(one: NDArray[np.int64], other: NDArray[np.int64]) -> float:
 
 
 CHECKS: dict[str, Callable[..., Any]] = {
-    each.__name__: each for each in (same, distribution, visits, beside, alternatives)
+    each.__name__: each for each in (same, distribution, visits, two_drafters, alternatives)
 }

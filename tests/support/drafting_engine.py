@@ -22,6 +22,7 @@ PROBED = 100  # while the server is not asked, every 100th step asks for drafts 
 HOPEFUL = 1.5  # after 100 steps, a mode that takes so many times as long as the best one will not be the best
 SURE = 0.9  # probability that a token of the server is right, where it knows the text
 LEVEL = 6  # of such a token
+# `make test` simulates with the first, `make test-long` with the others.
 SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in (1, 2))]
 
 Noise = Callable[[random.Random, float], float]

@@ -69,7 +69,7 @@ def test_a_seed_gives_its_text_whoever_drafts(
 ) -> None:
     settings = {"HISTOSPEC_ENDPOINT": server.endpoint, "HISTOSPEC_NAMESPACE": "twins", "HISTOSPEC_DEADLINE": "5"}
     settings |= {"HISTOSPEC_VERIFY_COST": "0.01", "HISTOSPEC_MODEL_DRAFT_TOKENS": "3"}
-    result = check(tiny_model, "beside", 40, json.dumps(drafter(method)), **settings)
+    result = check(tiny_model, "two_drafters", 40, json.dumps(drafter(method)), **settings)
     assert result["same"] == result["tokens"]
     assert result["distinct"] == 80  # each seed has a text of its own
     assert result["history"] > result["tokens"] / 4  # the second visit

@@ -190,7 +190,7 @@ def test_rights_are_checked_before_a_request_is_read(start_server: Starter, tmp_
         for number, (name, path) in enumerate([*paths, ("reader", UPDATE)]):
             peer.call(2 * number + 1, path, None, secret(name))
         eventually(lambda: len(peer.ended) > len(paths), "a call is not refused")
-    log = [line["reason"] for line in server.logged("rpc refused", 4)]
+    log = [line["reason"] for line in server.logged("rpc refused", 4)]  # a line for each reason
     assert "token 'reader' has no right to write" in log
     assert "token 'reader' has no right to write in namespace 'specrl'" in log
 
