@@ -180,12 +180,13 @@ class Answers:
         if measured:
             self._seconds.observe(time.perf_counter() - answer.started)  # observe before the client can read the metric
         async with self._writing:
-            if (size := answer.response.ByteSize()) > SHORT_ANSWER:
-                async with self._answering.unread(peer_of(self._peer), size, math.inf):
-                    await self._send(answer)
+            encoded = answer.response.SerializeToString()  # once: its size would take as long
+            if len(encoded) > SHORT_ANSWER:
+                async with self._answering.unread(peer_of(self._peer), len(encoded), math.inf):
+                    await self._send(encoded)
             else:
-                await self._send(answer)
+                await self._send(encoded)
 
-    async def _send(self, answer: Answer) -> None:
+    async def _send(self, encoded: bytes) -> None:
         if not self._over:
-            await self._context.write(answer.response)
+            await self._context.write(encoded)

@@ -213,7 +213,7 @@ def _repeated(sessions: Sequence[int] | NDArray[np.generic]) -> bool:
     """Sorts, because the time of a set depends on which numbers a client chooses (see `open_sessions.SECRET`)."""
     if len(sessions) < 2:
         return False
-    ordered = np.sort(np.array(sessions, UINT64))
+    ordered = np.sort(np.asarray(sessions, UINT64))
     return bool((ordered[1:] == ordered[:-1]).any())
 
 

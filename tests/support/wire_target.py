@@ -51,8 +51,8 @@ class _Call:
     async def read(self) -> object:
         return next(self._messages, grpc.aio.EOF)  # type: ignore[attr-defined]
 
-    async def write(self, answer: pb.DraftResponse) -> None:
-        self.answers.append(answer)
+    async def write(self, answer: bytes) -> None:
+        self.answers.append(pb.DraftResponse.FromString(answer))
 
     def peer(self) -> str:
         return f"ipv4:fuzzer-{self._number}:1"

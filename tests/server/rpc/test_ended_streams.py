@@ -34,7 +34,7 @@ class Call:
 
     def __init__(self, service: DraftService) -> None:
         self._requests: asyncio.Queue[object] = asyncio.Queue()
-        self._answers: asyncio.Queue[pb.DraftResponse] = asyncio.Queue()
+        self._answers: asyncio.Queue[bytes] = asyncio.Queue()
         self.read = self._requests.get
         self.write = self._answers.put
         self.serving = asyncio.ensure_future(service.Draft(None, cast(Any, self)))
@@ -57,7 +57,7 @@ class Call:
             tokens=i32(range(tokens)) * count,
         )  # fmt: skip
         self._requests.put_nowait(pb.DraftRequest(sequence=2, step=step))
-        return await self._answers.get()
+        return pb.DraftResponse.FromString(await self._answers.get())
 
     def end(self) -> None:
         self._requests.put_nowait(grpc.aio.EOF)  # type: ignore[attr-defined]
