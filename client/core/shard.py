@@ -319,12 +319,11 @@ class Shard:
 
     def connected(self, stream: StreamState, limits: ServerLimits, now: float) -> None:
         """Takes the limits of a shard that has just connected, before anything is written."""
-        if limits == ServerLimits():  # it names none
-            limits = self.limits
-        self.limits = limits
+        if limits != ServerLimits():  # else it names none
+            self.limits = limits
         if self.stream is not stream:
             return
-        if left := stream.adopt(limits):
+        if left := stream.adopt(self.limits):
             self._shared.commits.unsent(left)
             self._send_commits(stream, now)
         self._give_up_oversized(stream, now)

@@ -23,8 +23,8 @@ import grpc.aio
 from histospec.server.errors import HistoSpecError, InvalidRequest, Late, LimitExceeded
 from histospec.server.observability.metrics import Metrics
 from histospec.server.rpc.connections import peer_of
+from histospec.server.rpc.encoded import Undecodable
 from histospec.server.rpc.places import Places
-from histospec.server.rpc.wire import Undecodable
 from histospec.server.security.access import Permit
 
 AT_ONCE, AT_ONCE_EACH, AT_ONCE_CONNECTION = 4, 3, 2

@@ -27,6 +27,7 @@ from histospec.server.rpc import slices, wire
 from histospec.server.rpc.answering import Answering
 from histospec.server.rpc.answers import Answer, Answers
 from histospec.server.rpc.connections import peer_of
+from histospec.server.rpc.encoded import Undecodable
 from histospec.server.rpc.open_sessions import OpenSessions
 from histospec.server.security.access import Permit
 from histospec.server.settings.config import Config
@@ -159,7 +160,7 @@ class DraftStream:
             self._leave_when_idle()
             await self._answers.room()
 
-    async def _apply(self, request: pb.DraftRequest | bytes | wire.Undecodable) -> None:
+    async def _apply(self, request: pb.DraftRequest | bytes | Undecodable) -> None:
         started = time.perf_counter()
         self._check_rights()
         pacer = slices.Pacer()

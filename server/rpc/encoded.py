@@ -1,17 +1,19 @@
-"""Bounds the memory of a decoded message by reading its encoding first.
+"""Decodes messages within bounds of memory, by reading their encoding first.
 
 Two encoded bytes may be an empty part, which takes a hundred bytes decoded, or a number, which takes four. So a large
 message is walked field by field before protobuf decodes it, and the walk stops at the first exceeded limit.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import DecodeError
 
 from histospec.protocol.refusals import too_many
-from histospec.server.errors import LimitExceeded
+from histospec.server.errors import HistoSpecError, InvalidRequest, LimitExceeded
+
+T = TypeVar("T")
 
 # Messages up to this size are not walked: whatever they hold, they decode in 2 ms to a few MiB. A step of hundreds of
 # sessions is smaller.
@@ -146,3 +148,44 @@ def refuse_more(field: str, number: int, limit: int) -> None:
     """Raises LimitExceeded for more parts than the limit."""
     if number > limit:
         raise LimitExceeded(f"{too_many(field, number, limit)}; counting stopped there")
+
+
+class Undecodable(NamedTuple):
+    """Stands for a message that cannot or must not be decoded, until the service can refuse it."""
+
+    error: HistoSpecError
+
+    def refuse(self) -> NoReturn:
+        """Raises the error."""
+        raise self.error
+
+
+def not_a(kind: str, data: bytes) -> InvalidRequest:
+    """Returns the error for bytes that are not a message of this kind."""
+    return InvalidRequest(f"message: its {len(data)} bytes are not a {kind}")
+
+
+def tolerant(kind: str, decode: Callable[[bytes], T], check: Callable[[bytes], None]) -> Callable[[bytes], Any]:
+    """Returns `check` then `decode`, with their errors as a value: gRPC would answer an exception with UNKNOWN."""
+
+    def decoded(data: bytes) -> T | Undecodable:
+        try:
+            check(data)
+            return decode(data)
+        except DecodeError:
+            return Undecodable(not_a(kind, data))
+        except HistoSpecError as error:
+            # The frames of the traceback hold the message and the error, so both would stay until a garbage collection.
+            error.__context__ = error.__cause__ = None
+            return Undecodable(error.with_traceback(None))
+
+    return decoded
+
+
+def unless_encoded(encode: Callable[[Any], bytes] | None) -> Callable[[Any], bytes]:
+    """Returns `encode`, except that bytes stay as they are."""
+
+    def encoded(message: Any) -> bytes:
+        return message if isinstance(message, bytes) or encode is None else encode(message)
+
+    return encoded

@@ -31,12 +31,12 @@ from histospec.server.errors import (
 from histospec.server.logs.lines import Throttle, request_id
 from histospec.server.observability.metrics import Metrics
 from histospec.server.observability.traces import Traces
-from histospec.server.rpc import encoded, specrl, wire
+from histospec.server.rpc import encoded, specrl
 from histospec.server.rpc.answering import Answering
 from histospec.server.rpc.arrivals import READ_PACE, Arrivals, NoMessage, caller, sized
 from histospec.server.rpc.connections import peer_of
+from histospec.server.rpc.encoded import Undecodable, tolerant, unless_encoded
 from histospec.server.rpc.slices import unless_large
-from histospec.server.rpc.wire import unless_encoded
 from histospec.server.security.access import SET_TOKEN, Access, Right
 from histospec.server.security.rejections import REJECTED, Rejections
 from histospec.server.settings.config import Config
@@ -192,10 +192,10 @@ class Accounting(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # gener
     def _decoder(self, service: str, method: str, handler: "Handler") -> Callable[[bytes], Any]:
         kind = METHODS[service][method].input_type.name
         if service == SPECRL.full_name:
-            return wire.tolerant(kind, lambda data: specrl.read(data, self._config), self._checks[kind])
+            return tolerant(kind, lambda data: specrl.read(data, self._config), self._checks[kind])
         decode = handler.request_deserializer
         assert decode is not None
-        return wire.tolerant(kind, unless_large(decode) if handler.stream_stream else decode, self._checks[kind])
+        return tolerant(kind, unless_large(decode) if handler.stream_stream else decode, self._checks[kind])
 
     def _accounted(
         self,
@@ -317,6 +317,6 @@ def _short(decode: Callable[[bytes], Any] | None) -> Callable[[bytes], Any]:
                 return decode(data)
         except Exception:
             pass  # protobuf and reflection raise errors of several types
-        return wire.Undecodable(InvalidRequest(f"message: does not fit this RPC, or has more than {SHORT_BYTES} bytes"))
+        return Undecodable(InvalidRequest(f"message: does not fit this RPC, or has more than {SHORT_BYTES} bytes"))
 
     return decode_short

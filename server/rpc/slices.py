@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from histospec.native import STEPPED, Engine
 from histospec.server.rpc import encoded
-from histospec.server.rpc.wire import Report, not_a
+from histospec.server.rpc.wire import Report
 from histospec.v1 import draft_pb2 as pb
 
 SESSIONS = 256
@@ -73,7 +73,7 @@ async def decode(data: bytes, pacer: Pacer) -> pb.DraftRequest:
             await pacer.after((end - start) // DECODED)
             start = end
     except DecodeError:
-        raise not_a("DraftRequest", data) from None
+        raise encoded.not_a("DraftRequest", data) from None
     return request
 
 

@@ -5,11 +5,10 @@ over a limit, only that session is refused: `Open.refusal` says why.
 """
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, NoReturn, TypeVar
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
-from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
 from histospec.protocol import alternatives
@@ -17,13 +16,12 @@ from histospec.protocol.aborted import DIGEST, TAIL, Aborted
 from histospec.protocol.arrays import FLOAT32, INT32, UINT64
 from histospec.protocol.limits import MAX_EPOCH, MAX_NAMESPACE, MAX_PROBLEM, MAX_QUANTILES
 from histospec.protocol.refusals import draft_too_long, too_many
-from histospec.server.errors import HistoSpecError, InvalidRequest, LimitExceeded
+from histospec.server.errors import InvalidRequest, LimitExceeded
+from histospec.server.rpc.encoded import Undecodable
 from histospec.server.settings.config import Config
 from histospec.server.stores.interface import LAST_EPOCH, Problem, Record, ResponseBatch
 from histospec.server.stores.records import from_message
 from histospec.v1 import draft_pb2 as pb
-
-T = TypeVar("T")
 
 AnyPrompt = tuple[str, str]
 """The namespace and the explicit name of a problem; all problems without a name share one."""
@@ -92,47 +90,6 @@ class Close(NamedTuple):
     alternatives: bytes
     aborted: tuple[AnyPrompt, Aborted] | None = None
     """The response that may be continued, of this or another shard."""
-
-
-class Undecodable(NamedTuple):
-    """Stands for a message that cannot or must not be decoded, until the service can refuse it."""
-
-    error: HistoSpecError
-
-    def refuse(self) -> NoReturn:
-        """Raises the error."""
-        raise self.error
-
-
-def not_a(kind: str, data: bytes) -> InvalidRequest:
-    """Returns the error for bytes that are not a message of this kind."""
-    return InvalidRequest(f"message: its {len(data)} bytes are not a {kind}")
-
-
-def tolerant(kind: str, decode: Callable[[bytes], T], check: Callable[[bytes], None]) -> Callable[[bytes], Any]:
-    """Returns `check` then `decode`, with their errors as a value: gRPC would answer an exception with UNKNOWN."""
-
-    def decoded(data: bytes) -> T | Undecodable:
-        try:
-            check(data)
-            return decode(data)
-        except DecodeError:
-            return Undecodable(not_a(kind, data))
-        except HistoSpecError as error:
-            # The frames of the traceback hold the message and the error, so both would stay until a garbage collection.
-            error.__context__ = error.__cause__ = None
-            return Undecodable(error.with_traceback(None))
-
-    return decoded
-
-
-def unless_encoded(encode: Callable[[Any], bytes] | None) -> Callable[[Any], bytes]:
-    """Returns `encode`, except that bytes stay as they are."""
-
-    def encoded(message: Any) -> bytes:
-        return message if isinstance(message, bytes) or encode is None else encode(message)
-
-    return encoded
 
 
 class Message(NamedTuple):

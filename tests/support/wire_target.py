@@ -22,9 +22,9 @@ from histospec.server.observability.metrics import Metrics
 from histospec.server.open_store import open_store
 from histospec.server.rpc.answering import Answering
 from histospec.server.rpc.connections import Connections
+from histospec.server.rpc.encoded import Undecodable, tolerant
 from histospec.server.rpc.interceptors import METHODS, checks
 from histospec.server.rpc.service import DraftService
-from histospec.server.rpc.wire import Undecodable, tolerant
 from histospec.server.security.access import Access
 from histospec.server.settings.config import Config
 from histospec.v1 import draft_pb2 as pb

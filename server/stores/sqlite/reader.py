@@ -14,7 +14,7 @@ import structlog
 from histospec.server.errors import Damaged, StoreError
 from histospec.server.stores.interface import Problem, Reader, Record, within
 from histospec.server.stores.records import COLUMNS, DamageCount, from_row
-from histospec.server.stores.sqlite.damage import lost_before, note_loss, salvage, structural_damage
+from histospec.server.stores.sqlite.damage import lost_before, note_loss, salvage
 from histospec.server.stores.sqlite.database import (
     DAMAGE,
     Readers,
@@ -25,6 +25,7 @@ from histospec.server.stores.sqlite.database import (
     open_existing,
 )
 from histospec.server.stores.sqlite.file import FILE_NAME
+from histospec.server.stores.sqlite.structure import structural_damage
 
 PAGE = 500  # prompts per query
 ROWS = 256  # responses per query

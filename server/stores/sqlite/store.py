@@ -20,14 +20,7 @@ from histospec.server.arguments import shown
 from histospec.server.errors import StoreError, StoreFull
 from histospec.server.stores.group_commit import GROUP_BYTES, MAX_BACKLOG, GroupCommit, Work
 from histospec.server.stores.interface import HISTORY_RESPONSES, Problem, ResponseBatch, Store, StoreSize
-from histospec.server.stores.sqlite.damage import (
-    StructureCheck,
-    lost_before,
-    note_loss,
-    replace,
-    resume,
-    structural_damage,
-)
+from histospec.server.stores.sqlite.damage import lost_before, note_loss, replace, resume
 from histospec.server.stores.sqlite.database import (
     DAMAGE,
     Readers,
@@ -42,6 +35,7 @@ from histospec.server.stores.sqlite.database import (
 from histospec.server.stores.sqlite.file import FILE_NAME, Files, Lock, besides, volume_space, written_bytes
 from histospec.server.stores.sqlite.reader import SQLiteReader
 from histospec.server.stores.sqlite.retention import Retention
+from histospec.server.stores.sqlite.structure import StructureCheck, structural_damage
 from histospec.server.stores.sqlite.writes import Again, Appender, Slice, Write, depart, departures, work_off
 
 log = structlog.get_logger()

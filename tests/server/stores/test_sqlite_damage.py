@@ -18,10 +18,11 @@ from histospec.server.errors import StoreError
 from histospec.server.stores.interface import Problem, Record, ResponseBatch
 from histospec.server.stores.sqlite import damage as sqlite_damage
 from histospec.server.stores.sqlite import store as sqlite_store
-from histospec.server.stores.sqlite.damage import StructureCheck
+from histospec.server.stores.sqlite import structure
 from histospec.server.stores.sqlite.file import FILE_NAME
 from histospec.server.stores.sqlite.reader import SQLiteSnapshot
 from histospec.server.stores.sqlite.store import SQLiteStore
+from histospec.server.stores.sqlite.structure import StructureCheck
 from tests.support.batches import put
 from tests.support.contents import to_load
 from tests.support.waiting import Latch, eventually
@@ -363,10 +364,10 @@ def test_a_look_that_is_cut_short_finds_nothing(
             connection.execute(ENDLESS).fetchone()
         return "malformed: Page 7 is never used"
 
-    monkeypatch.setattr(sqlite_damage, "structural_damage", interrupted)
-    monkeypatch.setattr(sqlite_damage, "LOG_CHECK_SECONDS", 0.01)
+    monkeypatch.setattr(structure, "structural_damage", interrupted)
+    monkeypatch.setattr(structure, "LOG_CHECK_SECONDS", 0.01)
     if why == "much is written":
-        monkeypatch.setattr(sqlite_damage, "LOG_BYTES", 0)
+        monkeypatch.setattr(structure, "LOG_BYTES", 0)
     fill(tmp_path)
     store = SQLiteStore(tmp_path, 8)
     put(store, b"next")
@@ -398,7 +399,7 @@ def test_a_look_ends_that_was_cut_short_before_it_began(tmp_path: Path, monkeypa
         connection.execute(ENDLESS).fetchone()
         return ""
 
-    monkeypatch.setattr(sqlite_damage, "structural_damage", late)
+    monkeypatch.setattr(structure, "structural_damage", late)
     check = StructureCheck(
         tmp_path / FILE_NAME, lambda _: sqlite3.connect(":memory:", factory=Connection, check_same_thread=False)
     )
