@@ -171,7 +171,7 @@ $(VENV_V2)/.ready $(VENV_V2_NEXT)/.ready: scripts/install_v2.py scripts/environm
 	touch $@
 
 IN_V2 = VLLM_USE_V2_MODEL_RUNNER=1 TRITON_INTERPRET=1 HISTOSPEC_TEST_SERVER=$(abspath $(BIN))/histospec \
-  $(<D)/bin/python -m pytest -q -o timeout=900
+  $(<D)/bin/python -m pytest -q
 
 test-v2: test-v2-$(VLLM_NEW) test-v2-$(VLLM_NEXT) test-v2-async
 

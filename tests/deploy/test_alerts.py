@@ -2,13 +2,14 @@
 
 import re
 import shutil
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from tests.support.charts import CHART, helm, one, render
+from tests.support.charts import CHART, helm, objects_in, one, render
 from tests.support.prometheus import RULES, promtool
 from tests.support.servers import Starter
 from tests.support.wires import Connector
@@ -27,10 +28,12 @@ RELEASES = {
 RUNBOOK = ("**Means:**", "**Look at:**", "**Do:**")
 
 
+@cache
 def alerts(path: Path) -> dict[str, dict[str, Any]]:
     return {rule["alert"]: rule for group in yaml.safe_load(path.read_text())["groups"] for rule in group["rules"]}
 
 
+@cache
 def cases(path: Path) -> list[dict[str, Any]]:
     """Returns the expectations of a file of tests: one alert at one time each."""
     return [check for test in yaml.safe_load(path.read_text())["tests"] for check in test["alert_rule_test"]]
@@ -117,7 +120,7 @@ def releases(tmp_path_factory: pytest.TempPathFactory) -> Path:
         sets = f"{ON},{values},prometheusRule.runbookBase=https://example.com/"
         done = helm("template", release, CHART, "--namespace", namespace, "--set", sets, "--kube-version", "1.30.0")
         assert done.returncode == 0, done.stderr
-        spec = one(list(yaml.safe_load_all(done.stdout)), "PrometheusRule")["spec"]
+        spec = one(objects_in(done.stdout), "PrometheusRule")["spec"]
         (folder / f"{name}.yaml").write_text(yaml.safe_dump(spec))
     shutil.copy(KUBERNETES_CASES, folder)
     return folder

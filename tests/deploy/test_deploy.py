@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from histospec.server.settings.options import load
-from tests.support.charts import one
+from tests.support.charts import objects_in, one
 from tests.support.examples import example
 from tests.support.programs import ROOT, program
 from tests.support.prometheus import promtool
@@ -31,7 +31,7 @@ def test_manifests_are_up_to_date(tmp_path: Path) -> None:
 @pytest.mark.parametrize("path", KUBERNETES, ids=lambda path: path.stem)
 def test_kubernetes_takes_the_manifests(path: Path) -> None:
     kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="needs kubernetes-validate")
-    manifests = [manifest for manifest in yaml.safe_load_all(path.read_text()) if manifest]
+    manifests = objects_in(path.read_text())
     assert manifests
     for manifest in manifests:
         assert "namespace" not in manifest["metadata"], "so that they go wherever kubectl -n says"

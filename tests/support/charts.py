@@ -55,7 +55,12 @@ def render(*words: object, version: str = "1.30.0", chart: Path = CHART) -> list
     """What the chart makes of these arguments, tests included."""
     done = template(*words, version=version, chart=chart)
     assert done.returncode == 0, done.stderr
-    return [manifest for manifest in yaml.safe_load_all(done.stdout) if manifest]
+    return objects_in(done.stdout)
+
+
+def objects_in(text: str) -> list[Manifest]:
+    """The objects of some YAML."""
+    return [manifest for manifest in yaml.load_all(text, yaml.CSafeLoader) if manifest]
 
 
 def shard(manifests: list[Manifest]) -> Manifest:

@@ -4,9 +4,7 @@ import shlex
 from collections.abc import Iterator
 from typing import Any
 
-import yaml
-
-from tests.support.charts import NAMESPACE, Manifest, one, render
+from tests.support.charts import NAMESPACE, Manifest, objects_in, one, render
 from tests.support.programs import ROOT
 
 FOLDER = ROOT / "deploy" / "kubernetes" / "examples"
@@ -17,7 +15,7 @@ Pod = dict[str, Any]
 
 
 def example(name: str) -> list[Manifest]:
-    return [manifest for manifest in yaml.safe_load_all((FOLDER / name).read_text()) if manifest]
+    return objects_in((FOLDER / name).read_text())
 
 
 def rayjob() -> Manifest:
