@@ -21,6 +21,8 @@ def _slowness() -> float:
 SLOWNESS = min(_slowness() for _ in range(3))
 """What limits of time are multiplied with, so that they detect a hang and no slow machine."""
 SECONDS = 60.0 * SLOWNESS
+ENGINE_SECONDS = 10 * SECONDS
+"""For what an engine in another process does: 30 s alone, minutes where much else runs."""
 
 
 def eventually(

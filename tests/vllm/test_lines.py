@@ -17,13 +17,12 @@ from histospec.client import DraftClient, Response
 from histospec.protocol.limits import DEFAULT_MAX_DRAFT
 from tests.support.ports import free_port
 from tests.support.servers import Server, Starter
-from tests.support.waiting import eventually
+from tests.support.waiting import ENGINE_SECONDS, eventually
 from tests.vllm.conftest import RUNNER
 from tests.vllm.told_engine import ANSWER
 
 pytestmark = [pytest.mark.vllm, pytest.mark.newest]
 
-SECONDS = 240  # for one command, on a machine where much else runs; a start takes ten
 FORMATTED = re.compile(r"(INFO|WARNING) \d\d-\d\d \d\d:\d\d:\d\d \[[^\]]*\] (HistoSpec: .*)$")
 
 
@@ -49,7 +48,7 @@ class Engine:
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(command) + "\n")
         self._process.stdin.flush()
-        answer = self._answers.get(timeout=SECONDS)
+        answer = self._answers.get(timeout=ENGINE_SECONDS)
         assert answer is not None, "\n".join(self.lines[-40:])
         return answer
 
@@ -94,10 +93,10 @@ class Engine:
         assert self._process.stdin is not None
         self._process.stdin.close()
         try:
-            self._process.wait(SECONDS)
+            self._process.wait(ENGINE_SECONDS)
         finally:
             self._process.kill()
-            self._reader.join(SECONDS)
+            self._reader.join(ENGINE_SECONDS)
 
     def _read(self) -> None:
         assert self._process.stdout is not None

@@ -17,10 +17,9 @@ from tests.support.clients import texts
 from tests.support.engines import MakeClient, Prompts, StartEngine
 from tests.support.ports import free_port
 from tests.support.servers import Server
+from tests.support.waiting import ENGINE_SECONDS
 
 pytestmark = [pytest.mark.vllm, pytest.mark.newest]
-
-START_SECONDS = 300
 
 
 @pytest.mark.long  # `test_enabling` has such an engine, too
@@ -94,7 +93,7 @@ def api(
     with (tmp_path / "vllm.log").open("w") as log:
         process = subprocess.Popen(command, env=os.environ | settings, stdout=log, stderr=log)
         try:
-            for _ in range(START_SECONDS):
+            for _ in range(int(ENGINE_SECONDS)):
                 if process.poll() is not None:
                     break
                 try:
