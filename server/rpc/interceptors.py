@@ -31,11 +31,11 @@ from histospec.server.errors import (
 from histospec.server.logs.lines import Throttle, request_id
 from histospec.server.observability.metrics import Metrics
 from histospec.server.observability.traces import Traces
-from histospec.server.rpc import encoded, specrl
+from histospec.server.rpc import specrl
 from histospec.server.rpc.answering import Answering
 from histospec.server.rpc.arrivals import READ_PACE, Arrivals, NoMessage, caller, sized
 from histospec.server.rpc.connections import peer_of
-from histospec.server.rpc.encoded import Undecodable, tolerant, unless_encoded
+from histospec.server.rpc.encoded import Undecodable, bounded, shape, tolerant, unless_encoded
 from histospec.server.rpc.slices import unless_large
 from histospec.server.security.access import SET_TOKEN, Access, Right
 from histospec.server.security.rejections import REJECTED, Rejections
@@ -81,8 +81,8 @@ def checks(config: Config) -> dict[str, Callable[[bytes], None]]:
         "TokenList.tokens": config.max_message,  # `specrl` counts them itself
     }
     requests = [method.input_type for methods in METHODS.values() for method in methods.values()]
-    shapes = {request.name: encoded.shape(request, limits, config.max_batch) for request in requests}
-    return {name: encoded.bounded(shape, config.max_batch) for name, shape in shapes.items()}
+    shapes = {request.name: shape(request, limits, config.max_batch) for request in requests}
+    return {name: bounded(each, config.max_batch) for name, each in shapes.items()}
 
 
 class Accounting(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in the stubs alone

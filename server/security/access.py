@@ -49,10 +49,14 @@ def _ascii(secret: str) -> str:
     return secret
 
 
-class Shares(BaseModel):
-    """The most that a tenant may use; None where the file gives nothing."""
+class _Strict(BaseModel):
+    """Takes no unknown keys. pydantic compiles it when it is first used: a server without tokens never does."""
 
-    model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)
+    model_config = ConfigDict(extra="forbid", hide_input_in_errors=True, defer_build=True)
+
+
+class Shares(_Strict):
+    """The most that a tenant may use; None where the file gives nothing."""
 
     index: ByteSize | None = None
     store: ByteSize | None = None
@@ -60,30 +64,26 @@ class Shares(BaseModel):
     sessions: Annotated[int, Field(ge=0)] | None = None
 
 
-class Tenant(BaseModel):
+class Tenant(_Strict):
     """Namespaces that share a part of the server."""
-
-    model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)
 
     name: Annotated[str, Field(min_length=1)]
     namespaces: Annotated[list[str], Field(min_length=1)]
     """Shell patterns."""
-    shares: Shares = Shares()
+    shares: Shares = Field(default_factory=Shares)
 
     def has(self, namespace: str) -> bool:
         """Returns whether the namespace is one of these."""
         return any(fnmatchcase(namespace, pattern) for pattern in self.namespaces)
 
 
-class _Token(BaseModel):
-    model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)
-
+class _Token(_Strict):
     name: str
     secret: Annotated[str, Field(min_length=SHORTEST), AfterValidator(_ascii)] | None = Field(None, repr=False)
     sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")] | None = None
     namespaces: list[str] = ["*"]
     rights: list[Right] = ["read", "write"]
-    shares: Shares = Shares()
+    shares: Shares = Field(default_factory=Shares)
 
     @model_validator(mode="after")
     def _one_of_two(self) -> "_Token":
@@ -96,9 +96,7 @@ class _Token(BaseModel):
         return self.sha256 or hashlib.sha256((self.secret or "").encode()).hexdigest()
 
 
-class _File(BaseModel):
-    model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)
-
+class _File(_Strict):
     token: list[_Token] = []
     tenant: list[Tenant] = []
 
