@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-SECONDS = 800  # less than pytest gives the test: then the stacks are seen
+SECONDS = 800  # below the limit of pytest, which would end this process without the stacks
 
 
 def settings(config: Any) -> dict[str, Any]:

@@ -18,7 +18,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-SECONDS = 800  # less than pytest gives the test: then the stacks are seen
+SECONDS = 800  # below the limit of pytest, which would end this process without the stacks
 STEPS_ALIVE = 4
 
 
