@@ -22,7 +22,7 @@ from histospec.protocol.costs import HOPELESS_VERIFY_COST
 WATCHED = 16  # of the steps in which nothing drafts, one in 16 is measured
 WEIGH = 8  # steps between two comparisons of the modes
 FEWEST = 4  # steady steps in a mode before it is compared
-FIRST = 24  # steady steps with a size of the batch before another mode is tried, if the drafter works
+SIZE_STEPS = 24  # steady steps with a size of the batch before another mode is tried, if the drafter works
 ENOUGH = 1.0  # sum of the advantages of a mode, in tokens, at which the engine changes to it
 OPTIMISM = 1.0  # a mode is tried if it pays at a price this many standard deviations lower
 TRIAL = 32  # a trial covers 32 request-steps,
@@ -257,7 +257,7 @@ class ModeChooser:
         with_server = Mode(True, self._mode.drafter)
         if found:
             self._change(max(found, key=at_best.__getitem__))
-        elif self._mode.drafter and prices.steps < FIRST:
+        elif self._mode.drafter and prices.steps < SIZE_STEPS:
             return  # the price of the mode in use, with this size of the batch, has to be known first
         elif NOTHING in worth and not prices.plain_known and self._pauses.may_try(NOTHING, now):
             self._try(NOTHING)  # its time is the unit of all prices

@@ -28,12 +28,13 @@ LEVELS = np.array([0.1, 0.25, 0.5, 0.75, 0.9, 0.97])
 SILENT = 0
 SIZE = len(LEVELS) + 2  # levels
 
-MEMORY = 4096.0  # observations after which old ones count half
+OUTCOME_MEMORY = 4096.0  # observations after which old ones count half
 FADE = 0.1  # weight of old results when the drafter begins to work again: it may have become better
 PRIOR = 6.0  # observations that the starting values count for
-FIRST = 0.5  # starting probability of the model's token if the server has none,
-SECOND = 0.3  # if the server drafts another token,
-NEXT = 0.8  # and after a right token of the model: high, so that longer drafts are tried
+TOGETHER = 64  # drafts of the model alone that are learned from together
+START_SILENT = 0.5  # starting probability of the model's token if the server has none,
+START_OTHER = 0.3  # if the server drafts another token,
+START_NEXT = 0.8  # and after a right token of the model: high, so that longer drafts are tried
 
 
 class Pairs(NamedTuple):
@@ -65,12 +66,12 @@ class Outcomes:
         self._seen = np.full(shape, PRIOR)
         self._estimated = np.full(shape, PRIOR)  # sum of the server's probabilities; a prior that trusts them
         self._history_right = np.full(shape, PRIOR)
-        start = np.full((2, SIZE), SECOND)
-        start[:, SILENT] = FIRST
+        start = np.full((2, SIZE), START_OTHER)
+        start[:, SILENT] = START_SILENT
         self._model_right = PRIOR * start.ravel()
         self._agreed_wrong = self._agreed_doubt = PRIOR
         self._next_seen = np.full(longest + 1, PRIOR)
-        self._next_right = np.full(longest + 1, PRIOR * NEXT)
+        self._next_right = np.full(longest + 1, PRIOR * START_NEXT)
 
     def at_split(self, pairs: Pairs) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Returns two [B]: the probability that the token at the dividing position is the server's, and the model's."""
@@ -168,7 +169,7 @@ class Outcomes:
         self._keep(FADE)
 
     def _forget(self, observations: int) -> None:
-        self._keep(0.5 ** (observations / MEMORY))
+        self._keep(0.5 ** (observations / OUTCOME_MEMORY))
 
     def _keep(self, keep: float) -> None:
         for counts in (
@@ -188,9 +189,6 @@ def _count(
     cells: NDArray[np.int64], weights: NDArray[np.float32] | NDArray[np.bool_] | None = None
 ) -> NDArray[np.float64]:
     return np.bincount(cells, weights, minlength=2 * SIZE).astype(np.float64)
-
-
-TOGETHER = 64  # drafts of the model alone that are learned from together
 
 
 class Row(NamedTuple):

@@ -20,10 +20,10 @@ from histospec.client.vllm.choice.prices import StepPrices, StepWork, half_octav
 if TYPE_CHECKING:
     from histospec.client import Draft
 
-MEMORY = 48.0  # steps over which a yield is measured,
-MEMORY_REQUESTS = 1024.0  # or fewer, if they have more requests together
+RATE_STEPS = 48.0  # steps over which a yield is measured,
+RATE_REQUESTS = 1024.0  # or fewer, if they have more requests together
 PROMISES = 4  # over which the mean of promises is taken
-SPREAD = 1.0  # standard deviation of the tokens that a request gets in a step
+TOKEN_SPREAD = 1.0  # standard deviation of the tokens that a request gets in a step
 MARGIN = 0.02  # share of the yield by which another mode must be better
 
 STARTING = 3  # tokens that the drafter makes until more is known
@@ -47,7 +47,7 @@ class Rate:
 
     def add(self, sequences: int, generated: int, work: StepWork) -> None:
         """Adds a step: how many sequences it computed, the tokens that it yielded, and its work."""
-        kept = max(0.0, 1 - max(1 / MEMORY, sequences / MEMORY_REQUESTS))
+        kept = max(0.0, 1 - max(1 / RATE_STEPS, sequences / RATE_REQUESTS))
         self._work = StepWork(*(sequences * new + kept * old for new, old in zip(work, self._work, strict=True)))
         self._weight = kept * self._weight + sequences
         self._generated = kept * self._generated + generated
@@ -306,7 +306,7 @@ class Worth:
         speed = self._set_speed(before)
         gain = tried.generated - before.generated
         gain -= speed * (prices.price(tried.work) - prices.price(before.work))
-        noise = math.hypot(SPREAD / math.sqrt(samples), speed * prices.doubt(tried.work, before.work))
+        noise = math.hypot(TOKEN_SPREAD / math.sqrt(samples), speed * prices.doubt(tried.work, before.work))
         if self._drafter is None:
             noise *= -1 if mode.server else 0
         return gain > self.margin(than) + noise
