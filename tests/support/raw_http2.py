@@ -1,5 +1,6 @@
 """A peer that speaks HTTP/2 by hand: it may open windows that it does not, and send half of what it announces."""
 
+import contextlib
 import socket
 import struct
 import threading
@@ -81,6 +82,8 @@ class RawHttp2:
         return sent
 
     def close(self) -> None:
+        with contextlib.suppress(OSError):  # the server may have ended it
+            self._socket.shutdown(socket.SHUT_RDWR)  # `close` alone ends nothing while the other thread reads
         self._socket.close()
 
     def _send(self, data: bytes) -> None:
