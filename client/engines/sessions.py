@@ -18,7 +18,7 @@ from histospec.protocol.costs import DEFAULT_VERIFY_COST
 if TYPE_CHECKING:
     from histospec.client import Draft, DraftClient, Pending
 
-
+REPORT_SECONDS = 1.0  # between two messages while drafts cost too much to verify any
 WHOLE = 1024  # as the number of verified tokens: the whole draft, however long
 
 

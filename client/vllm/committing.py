@@ -31,7 +31,6 @@ logger = logging.getLogger("histospec.vllm")
 COMMITTED = frozenset(
     (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED, RequestStatus.FINISHED_REPETITION)
 )
-REPORT_SECONDS = 1.0  # between two messages while drafts cost too much to verify any
 
 
 class CommittingScheduler(Scheduler):

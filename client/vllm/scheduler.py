@@ -20,11 +20,11 @@ from typing import Any
 
 from histospec.client import Draft
 from histospec.client.engines.alternatives import Step
-from histospec.client.engines.sessions import known
+from histospec.client.engines.sessions import REPORT_SECONDS, known
 from histospec.client.vllm.choice.chooser import ModeChooser
 from histospec.client.vllm.choice.model_drafter import model_drafter
 from histospec.client.vllm.choice.worth import promise_of
-from histospec.client.vllm.committing import REPORT_SECONDS, CommittingScheduler
+from histospec.client.vllm.committing import CommittingScheduler
 from histospec.client.vllm.coupled import alternatives
 from histospec.client.vllm.interface import (
     DraftTokenIds,

@@ -19,7 +19,7 @@ import numpy as np
 
 from histospec.client.engines.harmless import Harmless
 from histospec.client.engines.options import Bounds, RequestOptions
-from histospec.client.engines.sessions import RequestSessions, Verified, known
+from histospec.client.engines.sessions import REPORT_SECONDS, RequestSessions, Verified, known
 from histospec.client.engines.versions import Version
 from histospec.client.vllm.asynchronous.messages import Answers
 from histospec.client.vllm.asynchronous.texts import Text
@@ -27,7 +27,6 @@ from histospec.client.vllm.asynchronous.texts import Text
 if TYPE_CHECKING:
     from histospec.client import Draft, DraftClient, Pending
 
-REPORT_SECONDS = 1.0  # between two messages while no drafts are asked for
 STEPS_LATE = 4  # an answer that is later than so many steps has nothing left
 
 

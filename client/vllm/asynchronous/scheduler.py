@@ -16,10 +16,11 @@ from typing import Any
 import numpy as np
 
 from histospec.client import Draft, DraftClient
+from histospec.client.engines.sessions import REPORT_SECONDS
 from histospec.client.vllm.asynchronous.commits import ResponseCommits
 from histospec.client.vllm.asynchronous.messages import Answers, Beginning, Order, order_of, outcome_of, put_order
 from histospec.client.vllm.choice.worth import promise_of
-from histospec.client.vllm.committing import REPORT_SECONDS, CommittingScheduler
+from histospec.client.vllm.committing import CommittingScheduler
 from histospec.client.vllm.interface import AsyncScheduler, ModelRunnerOutput, Request, SchedulerOutput
 from histospec.client.vllm.patches.replacing import attach
 
