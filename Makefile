@@ -54,7 +54,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_COMPILE := 0
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo dist wheels test check check-types check-locks check-style check-docs docs lock bench study chaos fuzz setup clean manifests test-image test-cluster tools say-tools test-native test-python test-vllm test-long test-verl test-sglang test-sglang-$(SGLANG) test-sglang-$(SGLANG_OLD) test-ray test-vllm-$(VLLM_NEW) test-vllm-$(VLLM_OLD) test-vllm-$(VLLM_MID) test-v2 test-v2-short test-v2-async test-v2-$(VLLM_NEW) test-v2-$(VLLM_NEXT) vllm-versions
+.PHONY: demo dist wheels test check check-types check-locks check-style check-docs docs lock bench study chaos fuzz setup clean manifests test-image test-cluster tools say-tools test-native test-python test-vllm test-long test-verl test-sglang test-sglang-$(SGLANG) test-sglang-$(SGLANG_OLD) test-ray test-vllm-$(VLLM_NEW) test-vllm-$(VLLM_OLD) test-vllm-$(VLLM_MID) test-v2 test-v2-short test-v2-$(VLLM_NEW) test-v2-$(VLLM_NEXT) test-v2-async-$(VLLM_NEW) test-v2-async-$(VLLM_NEXT) vllm-versions
 
 setup: $(VENV)/.ready
 
@@ -173,7 +173,7 @@ $(VENV_V2)/.ready $(VENV_V2_NEXT)/.ready: scripts/install_v2.py scripts/environm
 IN_V2 = VLLM_USE_V2_MODEL_RUNNER=1 TRITON_INTERPRET=1 HISTOSPEC_TEST_SERVER=$(abspath $(BIN))/histospec \
   $(<D)/bin/python -m pytest -q
 
-test-v2: test-v2-$(VLLM_NEW) test-v2-$(VLLM_NEXT) test-v2-async
+test-v2: test-v2-$(VLLM_NEW) test-v2-$(VLLM_NEXT) test-v2-async-$(VLLM_NEW) test-v2-async-$(VLLM_NEXT)
 
 test-v2-$(VLLM_NEW): $(VENV_V2)/.ready
 test-v2-$(VLLM_NEXT): $(VENV_V2_NEXT)/.ready
@@ -181,9 +181,12 @@ test-v2-$(VLLM_NEW) test-v2-$(VLLM_NEXT):
 	$(IN_V2) -n 2 $(BY_FILE) -m "not long" tests/vllm
 
 # Tests of the adapter with asynchronous scheduling, too.
-ASYNC_TESTS := $(addprefix tests/vllm/test_,$(addsuffix .py,history epochs greedy options partial_rollouts parallel))
+ASYNC_TESTS := $(addprefix tests/vllm/test_,$(addsuffix .py,history epochs greedy options partial_rollouts parallel learned_cost)) \
+  tests/vllm/test_sampling.py::test_sampling_is_exact
 
-test-v2-async: $(VENV_V2)/.ready
+test-v2-async-$(VLLM_NEW): $(VENV_V2)/.ready
+test-v2-async-$(VLLM_NEXT): $(VENV_V2_NEXT)/.ready
+test-v2-async-$(VLLM_NEW) test-v2-async-$(VLLM_NEXT):
 	HISTOSPEC_TEST_ASYNC=1 $(IN_V2) -n 2 $(BY_FILE) $(ASYNC_TESTS)
 
 # What `make test` runs of it, in one process, which imports vLLM once.

@@ -1,8 +1,9 @@
 """Asks, late answers and lengths of drafts under asynchronous scheduling, without vLLM, against naive references."""
 
+import itertools
 import random
 from collections.abc import Iterable
-from typing import cast
+from typing import Any, cast
 
 import pytest
 from hypothesis import given, settings
@@ -30,6 +31,7 @@ class Schedule:
         self.paused: dict[str, list[int]] = {}  # of the preempted ones, as the scheduler has them
         self.outcome: tuple[list[str], list[list[int]]] | None = None  # of the step before
         self.number = 0
+        self.steps = itertools.count(1)
 
     def draft(self, text: list[int]) -> Draft:
         # Few different tokens, so that wrong drafts often agree.
@@ -60,7 +62,7 @@ class Schedule:
         some = [each for each in self.texts if each not in resumed and chance.random() < 0.6]
         places = {each: chance.randint(1, LONGEST) for each in some}
         cost = None if chance.random() < 0.1 else 0.05
-        drafts, _ = self.asking.step(0, ended, begun, places, cost)
+        drafts, _ = self.asking.step(next(self.steps), ended, begun, places, cost)
         assert {each: draft.tokens.tolist() for each, draft in drafts.items()} == self.expected(places)
         requests = [each for each in self.texts if chance.random() < 0.8]
         sampled = [chance.choices((3, 4), k=chance.randint(0, LONGEST + 1)) for _ in requests]
@@ -121,7 +123,7 @@ def run(seeds: Iterable[int]) -> None:
         schedule = Schedule(seed)
         for _ in range(12):
             schedule.step()
-        schedule.asking.step(0, list(schedule.texts), [], {}, 0.05)
+        schedule.asking.step(next(schedule.steps), list(schedule.texts), [], {}, 0.05)
         assert schedule.client.texts == {}
 
 
@@ -130,6 +132,31 @@ def test_a_reader_that_forgets_what_was_sampled_since_is_noticed(monkeypatch: py
     monkeypatch.setattr(Text, "since", lambda self, end: [])
     with pytest.raises(AssertionError):
         run(range(200))
+
+
+def test_drafts_that_no_step_verifies() -> None:
+    """
+    1. They are asked for in step 3, which has no places; step 4 takes them.
+    2. The message of step 4 says that none was verified, and what a drafted token costs.
+    """
+    said: list[tuple[int, float, Any]] = []
+
+    class Telling(Client):
+        def send(
+            self, sessions: Any, new_tokens: Any, max_tokens: int = 16, verify_cost: float = 0, **more: Any
+        ) -> Any:
+            said.append((max_tokens, verify_cost, more.get("verified")))
+            return super().send(sessions, new_tokens, max_tokens, verify_cost, **more)
+
+    asking = Asking(cast(DraftClient, Telling(lambda text: draft_of([3, 4]))), LONGEST, 100)
+    begun = [Begun("r", PROMPT, 0, RequestOptions(), Bounds(0, 100))]
+    found = []
+    for number, cost in enumerate((None, None, 0.25, None, None), 1):
+        _, answers = asking.step(number, [], begun if number == 1 else [], {}, cost, value=0.5)
+        found += [(number, answer.step, answer.lengths) for answer in answers]
+        asking.sampled(["r"], lambda: [[3]])
+    assert found == [(4, 3, [2])]
+    assert said == [(0, 0.5, None), (LONGEST, 0.25, [0]), (0, 0.5, [0])]
 
 
 @pytest.mark.parametrize(

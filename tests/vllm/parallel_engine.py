@@ -1,6 +1,9 @@
-"""Rolls prompts out twice over two workers, with drafts, as a trainer would; writes a file of JSON.
+"""Rolls prompts out twice with drafts, as a trainer would, over two workers or as one of several data-parallel ranks.
 
     python parallel_engine.py MODEL PROMPTS(JSON) VERSION FILE ARGUMENTS(JSON, of vLLM)
+
+It writes a file of JSON. Data-parallel ranks write files of the names result-*.json into one folder, and end together,
+because those of a mixture of experts take part in each other's steps.
 
 A process of its own with a limit of time: workers that wait for each other wait forever, and then the stack of every
 thread says where. It reads the adapter's environment. `responses` holds a list of token ids for each prompt, of each
@@ -15,6 +18,7 @@ import json
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -67,10 +71,12 @@ def main(model_path: Any, prompts: list[list[int]], version: Any, path: Any, arg
 
     asynchronous.keep_as_set()
     llm = LLM(
-        model=model_path, skip_tokenizer_init=True, dtype="float32", enforce_eager=True, max_model_len=512,
-        max_num_seqs=16, kv_cache_memory_bytes=64 << 20, disable_log_stats=False, seed=0,
-        async_scheduling=os.environ.get("HISTOSPEC_TEST_ASYNC") == "1",
-        **json.loads(arguments),
+        **{
+            "model": model_path, "skip_tokenizer_init": True, "dtype": "float32", "enforce_eager": True,
+            "max_model_len": 512, "max_num_seqs": 16, "kv_cache_memory_bytes": 64 << 20, "disable_log_stats": False,
+            "seed": 0, "async_scheduling": os.environ.get("HISTOSPEC_TEST_ASYNC") == "1",
+        }
+        | json.loads(arguments)
     )  # fmt: skip
     told = hasattr(llm, "update_weight_version")
     if told:
@@ -91,6 +97,8 @@ def main(model_path: Any, prompts: list[list[int]], version: Any, path: Any, arg
     if os.environ.get("HISTOSPEC_TEST_KILL") == "1":
         result["died"] = killed(llm, inputs, sampling)
     Path(path).write_text(json.dumps(result))
+    while len(list(Path(path).parent.glob("result-*.json"))) < int(os.environ.get("VLLM_DP_SIZE", "1")):
+        time.sleep(0.1)
     llm.llm_engine.engine_core.shutdown()
 
 

@@ -9,13 +9,15 @@ from typing import Any
 
 import pytest
 
-from tests.support import accepting, any_drafts
+from tests.support import accepting, any_drafts, sampling_check
 from tests.support.asynchronous import Client, draft_of, speculator_of
 from tests.support.clients import texts
-from tests.support.engines import MakeClient, Prompts, let_workers_know
+from tests.support.engines import MakeClient, Prompts, StartEngine, let_workers_know
 from tests.support.servers import Server
 
 pytestmark = [pytest.mark.vllm, pytest.mark.v2]
+
+RESPONSES = 1_000  # interpreted kernels are slow
 
 
 @pytest.fixture
@@ -51,15 +53,18 @@ def test_greedy_output_is_that_without_drafts(
 def anyhow(
     start: Callable[..., Any], nowhere: str, expected: list[Prompts], prompts: Prompts, monkeypatch: pytest.MonkeyPatch
 ) -> Any:
-    """anyhow(...) -> Rollouts with right, wrong, cut, long, late and missing drafts at random, in random places."""
-    whole = [[*prompt, *response[0]] for prompt, response in zip(prompts, expected, strict=True)]
+    """anyhow(...) -> Rollouts with right, wrong, cut, long, late and missing drafts at random, in random places.
+
+    `right`: texts that right drafts continue, instead of the prompts with what the engine writes.
+    """
+    written = [[*prompt, *response[0]] for prompt, response in zip(prompts, expected, strict=True)]
     chance = random.Random(5)
 
-    def draft(text: list[int]) -> Any:
-        return draft_of(any_drafts.tokens(chance, any_drafts.rest_of(whole, text)))
-
-    def started(**arguments: Any) -> Any:
+    def started(right: list[list[int]] = written, **arguments: Any) -> Any:
         from histospec.client.vllm.asynchronous import speculator
+
+        def draft(text: list[int]) -> Any:
+            return draft_of(any_drafts.tokens(chance, any_drafts.rest_of(right, text)))
 
         made = Client(draft, lambda: chance.choice((0, 0, 0, 1, 2, None)))
         monkeypatch.setattr(speculator, "DraftClient", lambda: made)
@@ -95,6 +100,21 @@ def test_a_sampler_that_accepts_any_token_is_noticed(
     """A control of the bed: if this were not noticed, the test above would show nothing."""
     accepting.make(monkeypatch)
     assert anyhow().generate(prompts) != expected
+
+
+@pytest.mark.parametrize("accepts", [False, True], ids=["", "accepting"])
+def test_sampling_is_exact(
+    anyhow: Callable[..., Any], engine: StartEngine, tiny_model: str, monkeypatch: pytest.MonkeyPatch, accepts: bool
+) -> None:
+    """Probable, improbable, cut, late and missing drafts. A sampler that accepts any token is the control."""
+    prompt = sampling_check.PROMPT
+    ((probable,),) = engine().generate([prompt], max_tokens=sampling_check.LENGTH)
+    if accepts:
+        accepting.make(monkeypatch)
+    rollouts = anyhow([[*prompt, *probable]], **sampling_check.ENGINE)
+    result = sampling_check.check(rollouts.llm, tiny_model, RESPONSES)
+    assert 0 < result["accepted"] < result["drafted"]
+    assert (max(result["z"]) > sampling_check.LIMIT) == accepts, result
 
 
 @pytest.mark.parametrize("steps", range(6))

@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 
 from histospec.client.vllm.choice.modes import NOTHING, SERVER
+from tests.support.asynchronous import speculator_of
 from tests.support.clients import texts
 from tests.support.engines import MakeClient, Prompts, StartEngine
 from tests.support.servers import Server
+from tests.vllm.conftest import ASYNCHRONOUS
 
 pytestmark = [pytest.mark.vllm, pytest.mark.newest]
 
@@ -24,6 +26,17 @@ def shown(shared_server: Server, namespace: str) -> Callable[..., Any]:
 def engine(engine: StartEngine, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     monkeypatch.delenv("HISTOSPEC_VERIFY_COST")  # as it comes
     return engine
+
+
+@pytest.fixture
+def report(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """report(seconds) sets the time between two messages while drafts cost too much."""
+
+    def every(seconds: float) -> None:
+        for module in ("scheduler", "asynchronous.scheduler", "asynchronous.asking"):
+            monkeypatch.setattr(f"histospec.client.vllm.{module}.REPORT_SECONDS", seconds)
+
+    return every
 
 
 def test_learned_and_shown(
@@ -81,16 +94,18 @@ def test_a_cost_that_no_draft_can_pay(
     expected: list[Prompts],
     make_client: MakeClient,
     shown: Callable[..., Any],
+    report: Callable[[float], None],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Nothing is drafted, hardly anything is said, and every response is in the history."""
     monkeypatch.setenv("HISTOSPEC_VERIFY_COST", "1")
-    monkeypatch.setattr("histospec.client.vllm.scheduler.REPORT_SECONDS", 3600)  # none is due while slow steps run
+    report(3600)  # none is due while slow steps run
     rollouts = engine(shared_server.endpoint)
     for _ in range(2):
         assert rollouts.generate(prompts) == expected
     assert rollouts.counter("spec_decode_num_draft_tokens") == 0
-    assert rollouts.scheduler._sessions.client.stats().steps < 2 * 40 / 4
+    sessions = speculator_of(rollouts.llm)._asking._sessions if ASYNCHRONOUS else rollouts.scheduler._sessions
+    assert sessions.client.stats().steps < 2 * 40 / 4
     assert shown() == 1
     rollouts.close()  # the last commits are out by now
     client = make_client(shared_server.endpoint)
@@ -141,10 +156,10 @@ def test_drafts_that_nothing_verifies_are_counted_as_such(
     expected: list[Prompts],
     make_client: MakeClient,
     namespace: str,
-    monkeypatch: pytest.MonkeyPatch,
+    report: Callable[[float], None],
 ) -> None:
     """The server counts none of them as drafted, shows the cost that the worker measured, and loses no token."""
-    monkeypatch.setattr("histospec.client.vllm.scheduler.REPORT_SECONDS", 0.0)  # a message with each step
+    report(0.0)  # a message with each step
     rollouts = engine(shared_server.endpoint)
     assert rollouts.generate(prompts) == expected
     promised: list[Any] = []

@@ -6,7 +6,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,41 +16,61 @@ import pytest
 
 from histospec.client.vllm import settings
 from tests.support.clients import texts
-from tests.support.engines import MakeClient, Prompts
+from tests.support.engines import MakeClient, Prompts, StartEngine
+from tests.support.ports import free_port
 from tests.support.servers import Server
 from tests.support.waiting import eventually
 from tests.vllm.conftest import RUNNER
 
 pytestmark = pytest.mark.vllm
 
-LIMIT = 480  # seconds; beyond the script's own, which then says where it stood
+
+@pytest.fixture
+def begin(tiny_model: str, server: Server, namespace: str, tmp_path: Path) -> Iterator[Callable[..., Any]]:
+    """begin(prompts, version, arguments of vLLM, environment) starts parallel_engine.py.
+
+    It returns a function that waits for the process, and returns what that wrote, as a dict.
+    """
+    script = Path(__file__).with_name("parallel_engine.py")
+    usual = {
+        "HISTOSPEC_ENDPOINT": server.endpoint, "HISTOSPEC_NAMESPACE": namespace, "HISTOSPEC_DEADLINE": "5",
+        "HISTOSPEC_VERIFY_COST": "0.05", "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
+    }  # fmt: skip
+    begun: list[subprocess.Popen[bytes]] = []
+
+    def run(prompts: Prompts, version: str, arguments: dict[str, Any], **environment: str) -> Callable[[], Any]:
+        log, result = tmp_path / f"log-{len(begun)}", tmp_path / f"result-{len(begun)}.json"
+        command = [sys.executable, str(script), tiny_model, json.dumps(prompts), version, str(result)]
+        command.append(json.dumps(arguments))
+        with log.open("w") as said:
+            process = subprocess.Popen(
+                command, env=os.environ | usual | environment, stdout=said, stderr=said, start_new_session=True
+            )
+        begun.append(process)
+
+        def written() -> Any:
+            while process.poll() is None and not any(each.poll() for each in begun):  # the script has a limit of time
+                time.sleep(0.1)
+            assert process.poll() == 0, "\n".join(each.read_text()[-8000:] for each in tmp_path.glob("log-*"))
+            return json.loads(result.read_text())
+
+        return written
+
+    try:
+        yield run
+    finally:
+        for process in begun:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # its workers, too
+            process.wait()
 
 
 @pytest.fixture
-def rollout(tiny_model: str, server: Server, namespace: str, tmp_path: Path) -> Callable[..., Any]:
-    """rollout(prompts, version, arguments of vLLM, environment) -> what parallel_engine.py writes, as a dict."""
-
-    def run(prompts: Prompts, version: str, arguments: dict[str, Any], **environment: str) -> Any:
-        environment |= {
-            "HISTOSPEC_ENDPOINT": server.endpoint, "HISTOSPEC_NAMESPACE": namespace, "HISTOSPEC_DEADLINE": "5",
-            "HISTOSPEC_VERIFY_COST": "0.05", "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
-        }  # fmt: skip
-        script, log, result = Path(__file__).with_name("parallel_engine.py"), tmp_path / "log", tmp_path / "result.json"
-        command = [sys.executable, str(script), tiny_model, json.dumps(prompts), version, str(result)]
-        command.append(json.dumps({"tensor_parallel_size": 2} | arguments))
-        with log.open("w") as said:
-            process = subprocess.Popen(
-                command, env=os.environ | environment, stdout=said, stderr=said, start_new_session=True
-            )
-            try:
-                code = process.wait(LIMIT)
-            finally:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)  # its workers, too
-        assert code == 0, log.read_text()[-8000:]
-        return json.loads(result.read_text())
-
-    return run
+def rollout(begin: Callable[..., Any]) -> Callable[..., Any]:
+    """rollout(prompts, version, arguments of vLLM, environment) -> what two workers write; see `begin`."""
+    return lambda prompts, version, arguments, **environment: begin(
+        prompts, version, {"tensor_parallel_size": 2} | arguments, **environment
+    )()
 
 
 @pytest.mark.parametrize(
@@ -102,6 +123,36 @@ def test_a_rank_that_dies(
     for prompt, group in zip(prompts, expected, strict=True):
         assert texts(client.history(prompt)) == group * 2
     eventually(lambda: server.metrics()["histospec_sessions"] == 0)
+
+
+@(pytest.mark.v2 if RUNNER == "v2" else pytest.mark.long)
+def test_data_parallel_ranks(
+    begin: Callable[..., Any], engine: StartEngine, mixture: str, drafts: dict[str, Any], prompts: Prompts,
+    server: Server, make_client: MakeClient,
+) -> None:  # fmt: skip
+    """
+    1. Two ranks with a mixture of experts, which step together, write what one engine without drafts does, twice.
+    2. One has a third of the requests, so at its end it runs empty steps beside the other's.
+    3. Both draft, and both have their responses in the one history.
+    """
+    plain = engine(model=mixture).generate(prompts)
+    shares = [prompts[::3], [prompt for i, prompt in enumerate(prompts) if i % 3]]
+    groups = [plain[::3], [group for i, group in enumerate(plain) if i % 3]]
+    ours = {"model": mixture, "worker_extension_cls": "tests.support.data_parallel.Collectives"}
+    together = {
+        "VLLM_DP_SIZE": "2", "VLLM_DP_MASTER_IP": "127.0.0.1", "VLLM_DP_MASTER_PORT": str(free_port()),
+        "VLLM_DP_RANK_LOCAL": "0",  # each on the first memory node
+    }  # fmt: skip
+    ranks = [
+        begin(share, "step7", drafts | ours, VLLM_DP_RANK=str(rank), **together) for rank, share in enumerate(shares)
+    ]
+    client = make_client(server.endpoint)
+    for rank, share, expected in zip(ranks, shares, groups, strict=True):
+        result = rank()
+        assert [[[tokens] for tokens in visit] for visit in result["responses"]] == [expected] * 2
+        assert result["accepted"] > len(share)
+        for prompt, group in zip(share, expected, strict=True):
+            assert texts(client.history(prompt)) == group * 2
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,8 @@
     step k:   forward, sample ──► copies of the sampled tokens to the host (vLLM's own)
     step k+1: scheduled while k runs ──► `Asking.step`: wait for these copies, send, receive ──► verified by k+1
 
-A step without places waits for nothing: it sends only what has arrived already, and a later step takes the answers.
+A step without places waits for no answer of its own: it sends only what has arrived already, and the next step takes
+the answers.
 A late answer is kept. It names the length of the text that it was made for, so that a later step can cut off what was
 sampled since, if the two agree.
 
@@ -23,6 +24,7 @@ from histospec.client.engines.sessions import REPORT_SECONDS, RequestSessions, V
 from histospec.client.engines.versions import Version
 from histospec.client.vllm.asynchronous.messages import Answers
 from histospec.client.vllm.asynchronous.texts import Text
+from histospec.protocol.costs import DEFAULT_VERIFY_COST
 
 if TYPE_CHECKING:
     from histospec.client import Draft, DraftClient, Pending
@@ -96,10 +98,12 @@ class Asking:
         begun: Iterable[Begun],
         places: Mapping[str, int],
         verify_cost: float | None,
+        value: float = DEFAULT_VERIFY_COST,
     ) -> "tuple[dict[str, Draft], list[Answers]]":
         """Returns the drafts that the step verifies, at most as long as their places, and all new answers.
 
-        Waits for the outcome of the step before and then at most the client's deadline; not at all without places.
+        Waits for the outcome of the step before and then at most the client's deadline; without places, only for drafts
+        that an earlier step asked for.
 
         Args:
             number: the number of the step.
@@ -107,7 +111,9 @@ class Asking:
             begun: requests that begin or resume.
             places: how many tokens the step can verify, of each request that can verify any.
             verify_cost: the cost to ask for drafts with; None: ask for none.
+            value: the cost of a drafted token, which the server shows while none is asked for.
         """
+        self._sessions.verify_cost = value
         drafts: dict[str, Draft] = {}
         answers = []
         with self._harmless("draft", forget=True):
@@ -120,7 +126,7 @@ class Asking:
                 self._report()
             else:
                 self._ask(number, places, verify_cost)
-            answers = self._receive(wait=bool(places))
+            answers = self._receive(number, wait=bool(places))
             drafts = self._fitting(places)
             self._sessions.announce()
             self._sessions.settle()
@@ -160,12 +166,12 @@ class Asking:
             return
         rows, self._unsent = self._unsent, {}
         texts = [self._texts[each] for each in rows]
-        self._sessions.verified(
-            Verified(text.request, text.places, 0, 0) for text in texts if text.places < self._longest
-        )
+        self._verified(texts)
         self._sessions.ask(rows.items(), verify_cost)
         for text in texts:
             text.places = min(places.get(text.request, 0), text.room)
+        if not places:
+            self._reported = -np.inf  # a step without drafts follows, whose cost the server shows
         ends = [text.length for text in texts]
         self._waiting += [_Asked(number, texts, ends, pending) for _, pending in self._sessions.pending()]
 
@@ -173,14 +179,26 @@ class Asking:
         now = time.monotonic()
         if self._unsent and now - self._reported >= REPORT_SECONDS:
             rows, self._unsent, self._reported = self._unsent, {}, now
+            texts = [self._texts[each] for each in rows]
+            self._verified(texts)
             self._sessions.report(rows.items())
+            for text in texts:
+                text.places = 0
 
-    def _receive(self, wait: bool) -> list[Answers]:
-        """Takes the drafts that have arrived. `wait`: for those asked for last, at most the client's deadline."""
+    def _verified(self, texts: Iterable[Text]) -> None:
+        """Notes for the next message how much of the last drafts was verified. The server takes it for all."""
+        self._sessions.verified(
+            Verified(text.request, text.places, 0, 0) for text in texts if text.places < self._longest
+        )
+
+    def _receive(self, number: int, wait: bool) -> list[Answers]:
+        """Takes the drafts that have arrived: those of earlier steps, and with `wait`, those of this one.
+
+        No answer arrives while nobody waits for it, and none is waited for past the client's deadline.
+        """
         waited = 0.0
         for asked in self._waiting:
-            last = asked is self._waiting[-1]
-            if not asked.pending.done and ((wait and last) or time.monotonic() > asked.pending.deadline):
+            if not asked.pending.done and (wait or asked.step < number):
                 waited -= time.perf_counter()
                 self._sessions.client.receive(asked.pending)  # or notes that they are late
                 waited += time.perf_counter()

@@ -30,12 +30,14 @@ class Order(NamedTuple):
         step: its number.
         verify_cost: the cost to ask for drafts with; None: ask for none.
         drafts: whether the step may verify drafts. If not, those asked for only show what drafts would yield.
+        value: the cost of a drafted token, as the server's metrics show it while none is asked for.
         begun: the requests that begin or resume in it and have a session.
     """
 
     step: int
     verify_cost: float | None
     drafts: bool
+    value: float
     begun: Mapping[str, Beginning]
 
 

@@ -62,7 +62,7 @@ class HistoSpecAsyncScheduler(CommittingScheduler, AsyncScheduler):
             self._learn(scheduler_output, model_runner_output)
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         if not self.requests:
-            self._stepped = math.inf  # the engine is idle from here on
+            self._stepped, self._probed = math.inf, -math.inf  # the engine is idle from here on
             self._clock.idle()
         with self._harmless("settle", forget=True):
             self._sessions.settle()
@@ -100,10 +100,18 @@ class HistoSpecAsyncScheduler(CommittingScheduler, AsyncScheduler):
             if (options := self._sessions.options(new.req_id)) is not None:
                 begun[new.req_id] = Beginning(options, self._bounds(self.requests[new.req_id]))
         cost = self._verify_cost
-        if cost is None and self._chooser.curious and time.perf_counter() - self._probed >= REPORT_SECONDS:
+        if cost is None and self._chooser.curious and self._probe_is_due():
             self._probed, self._probe = time.perf_counter(), self._number
             cost = self._chooser.moderate
-        return Order(self._number, cost, self._verify_cost is not None, begun)
+        return Order(self._number, cost, self._verify_cost is not None, self._chooser.value, begun)
+
+    def _probe_is_due(self) -> bool:
+        """Returns whether to ask for drafts that no step verifies: now and then, once the worker has tokens to send.
+
+        Not in two steps in a row: the message after it says what the drafts were for.
+        """
+        due = time.perf_counter() - self._probed >= REPORT_SECONDS and self._number > self._probe + 1
+        return due and any(request.num_output_tokens for request in self.running)
 
     def _hear(self, answers: Answers) -> None:
         """Learns from drafts of the server, which the workers have got."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from histospec.client import DraftClient
 from histospec.client.vllm.asynchronous.asking import Asking, Begun
 from histospec.client.vllm.asynchronous.messages import Answers, Order, Outcome, order_of, put_outcome
+from histospec.protocol.costs import DEFAULT_VERIFY_COST
 
 if TYPE_CHECKING:  # type checkers would take minutes for torch and vLLM
     torch: Any
@@ -111,8 +112,8 @@ class Speculator(BaseSpeculator):
                 text = list(new.prefill_token_ids)  # the scheduler's own list, which grows
                 begun.append(Begun(new.req_id, text, len(text) - new.prompt_len, *order.begun[new.req_id]))
         if order is None:  # the scheduler failed, and says so in the log
-            order = Order(0, None, drafts=False, begun={})
-        drafts, answers = asking.step(order.step, ended, begun, places, order.verify_cost)
+            order = Order(0, None, drafts=False, value=DEFAULT_VERIFY_COST, begun={})
+        drafts, answers = asking.step(order.step, ended, begun, places, order.verify_cost, order.value)
         self._answers += answers  # in time if vLLM has not passed the outcome of the step before on;
         self._newest += answers  # otherwise they go with this step's
         return {request: draft.tokens.tolist() for request, draft in drafts.items()}
