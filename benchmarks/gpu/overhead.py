@@ -35,8 +35,8 @@ class Method:
     """vLLM's arguments."""
     cost: str = ""
     """HISTOSPEC_VERIFY_COST, if HistoSpec drafts."""
-    calls: tuple[str, str] = ("", "")
-    """Module and class of vLLM's own drafter, whose `propose` is timed."""
+    calls: tuple[str, str, str] = ("", "", "")
+    """Module, class and method that is timed; empty: what HistoSpec's scheduler calls, if it drafts."""
     needs: str = field(default="vllm")
     """A package."""
     runner: str = ""
@@ -71,17 +71,25 @@ def _synchronous(runner: str = "") -> dict[str, Method]:
     return {f"{name}, {runner}" if runner else name: method for name, method in methods.items()}
 
 
+def _asynchronous(cost: str) -> Method:
+    """Returns HistoSpec under asynchronous scheduling. A step's wait for the tokens of the one before is timed, too."""
+    asking = ("histospec.client.vllm.asynchronous.asking", "Asking", "step")
+    return Method(lambda: _histospec() | {"async_scheduling": True}, cost=cost, calls=asking, runner="V2")
+
+
 METHODS = {
     NONE: Method(),
     **_synchronous(),
     **_synchronous("V2"),
     **_synchronous("V1"),
+    "HistoSpec, async, cost 1, V2": _asynchronous("1"),
+    "HistoSpec, async, cost 0.05, V2": _asynchronous("0.05"),
     "suffix": Method(
         suffix,
-        calls=("vllm.v1.spec_decode.suffix_decoding", "SuffixDecodingProposer"),
+        calls=("vllm.v1.spec_decode.suffix_decoding", "SuffixDecodingProposer", "propose"),
         needs="arctic_inference",
     ),
-    "ngram": Method(_ngram, calls=("vllm.v1.spec_decode.ngram_proposer", "NgramProposer")),
+    "ngram": Method(_ngram, calls=("vllm.v1.spec_decode.ngram_proposer", "NgramProposer", "propose")),
 }
 
 
@@ -139,9 +147,9 @@ def run(job: tuple[str, ...], results: Results, scale: Scale, work: Path) -> Non
 
 
 def _timed(method: Method) -> Stopwatch:
-    module, name = method.calls
+    module, owner, name = method.calls
     if module:
-        return Stopwatch(getattr(importlib.import_module(module), name), ("propose",))
+        return Stopwatch(getattr(importlib.import_module(module), owner), (name,))
     return in_histospec() if method.cost else Stopwatch()
 
 
