@@ -18,6 +18,7 @@ from tests.support.servers import Server
 pytestmark = [pytest.mark.vllm, pytest.mark.v2]
 
 RESPONSES = 1_000  # interpreted kernels are slow
+BLOCK = 32  # tokens of the prefix cache's blocks
 
 
 @pytest.fixture
@@ -92,6 +93,24 @@ def test_any_draft_leaves_the_output_as_it_is(
     if "num_gpu_blocks_override" in arguments:
         assert rollouts.counter("num_preemptions") > 0
     assert sessions_left(rollouts) == 0
+
+
+def test_cached_blocks_are_those_without_drafts(
+    anyhow: Callable[..., Any], engine: StartEngine, prompts: Prompts
+) -> None:
+    """A second turn begins with blocks that drafts filled in the first one, accepted and rejected."""
+    first_turn = [[*range(BLOCK), *prompt] for prompt in prompts[:6]]
+    plain = engine(block_size=BLOCK)
+    written = plain.generate(first_turn)
+    second_turn = [[*prompt, *response] for prompt, (response,) in zip(first_turn, written, strict=True)]
+    expected = plain.generate(second_turn)
+    whole = [[*prompt, *response] for prompt, (response,) in zip(second_turn, expected, strict=True)]
+    rollouts = anyhow(whole, block_size=BLOCK)
+    assert rollouts.generate(first_turn) == written
+    before = rollouts.counter("prefix_cache_hits")
+    assert rollouts.generate(second_turn) == expected
+    assert rollouts.counter("prefix_cache_hits") - before >= 2 * BLOCK * len(second_turn)
+    assert 0 < rollouts.counter("spec_decode_num_accepted_tokens") < rollouts.counter("spec_decode_num_draft_tokens")
 
 
 def test_a_sampler_that_accepts_any_token_is_noticed(
