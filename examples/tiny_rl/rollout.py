@@ -116,18 +116,20 @@ class StepCounter:
         ) -> dict[int, EngineCoreOutputs]:
             drafts = scheduler_output.scheduled_spec_decode_tokens
             sampled = model_runner_output.sampled_token_ids
-            rows = [  # a row is empty while the engine still reads its prompt
-                (len(drafts.get(request, ())), len(sampled[row]))
+            gained = {  # a row is empty while the engine still reads its prompt
+                request: len(sampled[row])
                 for request, row in model_runner_output.req_id_to_index.items()
                 if sampled and sampled[row]
-            ]
-            self.counts += Counts(
-                steps=len(rows),
-                engine_steps=int(scheduler_output.total_num_scheduled_tokens > 0),
-                drafted=sum(drafted for drafted, _ in rows),
-                accepted=sum(gained - 1 for _, gained in rows),
-            )
+            }
             answers: dict[int, EngineCoreOutputs] = update(scheduler_output, model_runner_output)
+            # Under asynchronous scheduling, places that no draft has filled.
+            unfilled = getattr(scheduler_output, "num_invalid_spec_tokens", None) or {}
+            self.counts += Counts(
+                steps=len(gained),
+                engine_steps=int(scheduler_output.total_num_scheduled_tokens > 0),
+                drafted=sum(len(drafts.get(request, ())) - unfilled.get(request, 0) for request in gained),
+                accepted=sum(gained.values()) - len(gained),
+            )
             return answers
 
         scheduler.update_from_output = counted
