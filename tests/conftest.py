@@ -5,6 +5,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.support.disks import small_disk
 from tests.support.object_store import ObjectStore
@@ -12,6 +13,10 @@ from tests.support.redis_processes import RedisCluster, RedisProcess, require_re
 from tests.support.servers import Server, Starter
 from tests.support.waiting import SLOWNESS
 from tests.support.wires import Connector, Wire
+
+# On a busy machine, any example may take longer than the 200 ms that Hypothesis gives it.
+settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("busy")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

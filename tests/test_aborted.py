@@ -1,6 +1,6 @@
 """Which aborted response a prompt continues, against a naive search."""
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from histospec.protocol import aborted, alternatives
@@ -28,7 +28,6 @@ def naive(responses: list[tuple[str, list[int], list[int]]], problem: str, text:
         text = text[:found]
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(["", "a"]), TOKENS, TOKENS), max_size=8), st.data())
 def test_a_prompt_that_ends_in_a_response_continues_it(
     responses: list[tuple[str, list[int], list[int]]], draw: st.DataObject
@@ -80,7 +79,6 @@ def test_the_oldest_are_forgotten() -> None:
     assert not known._anchors
 
 
-@settings(deadline=None)
 @given(st.integers(0, 9), st.integers(1, 9), st.data())
 def test_tokens_before_a_response_have_no_alternatives(before: int, tokens: int, draw: st.DataObject) -> None:
     place = (

@@ -15,7 +15,7 @@ from histospec.client import Breaker, ConfigurationError, DraftClient, Limits, R
 from histospec.client.config import configure
 
 NOWHERE = "127.0.0.1:9"
-EXAMPLES = settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+EXAMPLES = settings(max_examples=150, suppress_health_check=list(HealthCheck))
 
 
 class Odd:

@@ -100,7 +100,7 @@ def usable(bounds: Bounds, length: int) -> int:
     return max(certain, default=0)
 
 
-@settings(max_examples=1_000, deadline=None)
+@settings(max_examples=1_000)
 @given(st.integers(0, 2**32))
 def test_random_schedules_draft_what_a_naive_reader_would(seed: int) -> None:
     """
@@ -112,7 +112,7 @@ def test_random_schedules_draft_what_a_naive_reader_would(seed: int) -> None:
 
 
 @pytest.mark.long
-@settings(max_examples=10_000, deadline=None)
+@settings(max_examples=10_000)
 @given(st.integers(0, 2**32))
 def test_ten_thousand_of_them(seed: int) -> None:
     run([seed])

@@ -117,7 +117,7 @@ OPERATIONS = st.lists(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(OPERATIONS)
 def test_a_shard_within_its_share_loses_nothing(operations: list[tuple[Any, ...]]) -> None:
     """Shards join, leave and fail: only a shard over its share loses responses, each counts once, and limits hold."""

@@ -193,7 +193,7 @@ LIMITS = st.sampled_from(
 )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(OPERATIONS, st.sampled_from([1, 40, 4 << 20]), LIMITS, st.booleans())
 def test_server_holds_what_the_worker_generated(
     operations: list[tuple[Any, ...]], message_bytes: int, limits: ServerLimits, reports: bool

@@ -33,7 +33,7 @@ def flat(texts: Sequence[NDArray[np.int32]], chosen: Iterable[int]) -> tuple[NDA
 row = st.tuples(st.integers(0, SESSIONS + 2), st.integers(-3, 3), st.integers(0, 9))
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(
     steps=st.lists(st.lists(row, max_size=SESSIONS, unique_by=lambda r: r[0]), min_size=1, max_size=8),
     most=st.integers(5, 40),

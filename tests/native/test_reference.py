@@ -335,7 +335,7 @@ class EngineMachine(RuleBasedStateMachine):
 
 
 def test_the_engine_does_what_the_model_does() -> None:
-    quick = settings(max_examples=150, stateful_step_count=40, deadline=None, derandomize=True, database=None)
+    quick = settings(max_examples=150, stateful_step_count=40, derandomize=True, database=None)
     EngineMachine.met.clear()
     run_state_machine_as_test(EngineMachine, settings=quick)
     reached = (

@@ -346,7 +346,7 @@ REQUESTS = st.builds(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(REQUESTS)
 def test_whatever_arrives_is_either_checked_or_refused(request: pb.DraftRequest) -> None:
     """A message that passes the checks has what the engine needs: whole arrays that fit each other."""

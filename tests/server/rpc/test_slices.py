@@ -44,7 +44,7 @@ def asked(sessions: list[int], texts: list[np.ndarray], positions: list[int], ma
     )
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     lengths=st.lists(st.lists(st.integers(0, 40), min_size=12, max_size=12), min_size=1, max_size=5),
     closed=st.sets(st.integers(0, 11), max_size=3),
@@ -193,7 +193,7 @@ def test_a_large_message_is_decoded_in_turns() -> None:
     assert others > 20
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(st.data())
 def test_what_is_no_message_is_refused_in_turns_as_at_once(data: st.DataObject) -> None:
     broken = bytearray(request(3).SerializeToString())

@@ -97,13 +97,13 @@ REQUESTS = {
 }
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.lists(DRAFT, max_size=5))
 def test_any_stream(shard: Shard, messages: list[pb.DraftRequest]) -> None:
     shard.draft([message.SerializeToString() for message in messages])
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.one_of([st.tuples(st.just(method), requests) for method, requests in REQUESTS.items()]))
 def test_any_request(shard: Shard, call: tuple[str, Any]) -> None:
     method, request = call
