@@ -14,7 +14,7 @@
 # make wheels  the wheels of a release, in manylinux containers (Docker)
 # make test-verl   rollouts through verl, in an environment of its own
 # make test-sglang  rollouts through SGLang on the CPU, its latest release and the one that slime pins, in environments of their own
-# make test-v2   vLLM's model runner V2 on the CPU, its kernels interpreted, in environments of their own; an hour
+# make test-v2   vLLM's model runner V2 on the CPU, its kernels interpreted, in environments of their own; hours
 # make test-ray    a job on a real cluster of Ray, in an environment of its own
 # make test-image  the image built and run with buildah and podman, as root
 # make test-cluster  the chart in a real control plane: etcd, API server, controllers, scheduler, several versions of Helm

@@ -132,7 +132,7 @@ def test_data_parallel_ranks(
 ) -> None:  # fmt: skip
     """
     1. Two ranks with a mixture of experts, which step together, write what one engine without drafts does, twice.
-    2. One has a third of the requests, so at its end it runs empty steps beside the other's.
+    2. The first rank has 4 of 12 requests. When they have ended, it runs empty steps while the other rank works.
     3. Both draft, and both have their responses in the one history.
     """
     plain = engine(model=mixture).generate(prompts)

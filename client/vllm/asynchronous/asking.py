@@ -164,9 +164,8 @@ class Asking:
     def _ask(self, number: int, places: Mapping[str, int], verify_cost: float) -> None:
         if not self._unsent:
             return
-        rows, self._unsent = self._unsent, {}
+        rows = self._take_unsent()
         texts = [self._texts[each] for each in rows]
-        self._verified(texts)
         self._sessions.ask(rows.items(), verify_cost)
         for text in texts:
             text.places = min(places.get(text.request, 0), text.room)
@@ -178,23 +177,27 @@ class Asking:
     def _report(self) -> None:
         now = time.monotonic()
         if self._unsent and now - self._reported >= REPORT_SECONDS:
-            rows, self._unsent, self._reported = self._unsent, {}, now
-            texts = [self._texts[each] for each in rows]
-            self._verified(texts)
-            self._sessions.report(rows.items())
-            for text in texts:
-                text.places = 0
+            self._reported = now
+            self._sessions.report(self._take_unsent().items())
 
-    def _verified(self, texts: Iterable[Text]) -> None:
-        """Notes for the next message how much of the last drafts was verified. The server takes it for all."""
+    def _take_unsent(self) -> dict[str, list[int]]:
+        """Returns the tokens of the next message, and notes for it how much of the last drafts the steps verified.
+
+        The server assumes that they verified all.
+        """
+        rows, self._unsent = self._unsent, {}
+        texts = [self._texts[each] for each in rows]
         self._sessions.verified(
             Verified(text.request, text.places, 0, 0) for text in texts if text.places < self._longest
         )
+        for text in texts:
+            text.places = 0
+        return rows
 
     def _receive(self, number: int, wait: bool) -> list[Answers]:
         """Takes the drafts that have arrived: those of earlier steps, and with `wait`, those of this one.
 
-        No answer arrives while nobody waits for it, and none is waited for past the client's deadline.
+        The client reads the network only while a caller waits. The wait ends at the client's deadline.
         """
         waited = 0.0
         for asked in self._waiting:
