@@ -89,11 +89,13 @@ Written random_response(Random& random, std::int64_t epoch) {
   return written;
 }
 
-std::shared_ptr<const Segment> build(const std::vector<Written>& all) {
+std::vector<ResponseView> views_of(const std::vector<Written>& all) {
   std::vector<ResponseView> views;
   for (const Written& w : all) views.push_back(w.response.view());
-  return Segment::build(views);
+  return views;
 }
+
+std::shared_ptr<const Segment> build(const std::vector<Written>& all) { return Segment::build(views_of(all)); }
 
 // Follows a response token by token: wherever its context is long enough to stand at one row alone, that row must have
 // the alternatives that the response was written with.
@@ -156,7 +158,7 @@ TEST_CASE("merged and evicted segments keep exactly the alternatives of their re
       std::vector<Written> fresh(random.between(1, 3));
       for (Written& w : fresh) w = random_response(random, step / 2);
       LeftOut evicted;
-      segments = with_segment(*segments, build(fresh), window, evicted);
+      segments = with_responses(*segments, views_of(fresh), window, evicted);
       all.insert(all.end(), fresh.begin(), fresh.end());
       std::size_t kept = 0;
       for (const auto& segment : *segments) kept += segment->extents().size();

@@ -200,8 +200,9 @@ class Namespace {
     for (const Response& response : responses) views.push_back(response.view());
     if (views.empty()) fail("nothing to ingest");
     LeftOut evicted;
-    history = with_segment(*history, Segment::build(views), {kHistoryEpochs}, evicted);
-    if (!index_.add(views.front())) return;
+    history = with_responses(*history, views, {kHistoryEpochs}, evicted);
+    index_.add(views.front());
+    if (!index_.ready()) return;
     const NamespaceIndex::Batch batch = index_.take();
     index_.publish(batch, index_.merge(batch));
   }

@@ -87,14 +87,13 @@ void Engine::ingest(const std::string& name, Tokens prompt, std::span<const Resp
     twins.push_back(Twins::of(views.back()));
   }
   if (views.empty()) return;
-  std::shared_ptr<const Segment> fresh = Segment::build(views);
   Monitor::Lock lock(state_->monitor);
   std::shared_ptr<Namespace> namespace_;
   std::shared_ptr<Problem> problem;
   while (true) {  // looks both up each time: they may have been dropped while the lock was released
     namespace_ = state_->registry.namespace_named(name);
     problem = state_->registry.problem(*namespace_, std::move(key), arrival != Arrival::kAhead);
-    if (state_->merger.add_segment(lock, *problem, fresh, stored)) break;
+    if (state_->merger.add(lock, *problem, views, stored)) break;
     key = ProblemKey(id, prompt);
   }
   for (const ResponseView& r : views) namespace_->saw_response(r.tokens.size(), r.epoch, stored);

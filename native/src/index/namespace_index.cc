@@ -26,12 +26,15 @@ bool NamespaceIndex::small() const {
   return segments_->tokens() + waiting_tokens_ < std::min(kSmallTokens, max_tokens_ / kLargestShare);
 }
 
-bool NamespaceIndex::add(const ResponseView& response) {
-  if (max_tokens_ == 0) return false;
+void NamespaceIndex::add(const ResponseView& response) {
+  if (max_tokens_ == 0) return;
   ResponseView kept = response;
   kept.head = tail(kept.head);
   waiting_.push_back(owned(kept));
   waiting_tokens_ += response.tokens.size();
+}
+
+bool NamespaceIndex::ready() const {
   const std::size_t indexed = segments_->tokens();
   return waiting_tokens_ >= std::max(std::clamp(indexed, kFirstTokens, kWaitingTokens), indexed / kWaitingShare);
 }
@@ -51,8 +54,8 @@ std::shared_ptr<const Segments> NamespaceIndex::merge(const Batch& batch) const 
   std::vector<ResponseView> views;
   for (const Response& r : batch.fresh) views.push_back(r.view());
   LeftOut evicted;  // stays empty: this index has no window
-  auto out = with_segment(*batch.before, Segment::build(views), {std::numeric_limits<int>::max()}, evicted,
-                          {kGrowth, max_tokens_ / kLargestShare, 2});
+  auto out = with_responses(*batch.before, views, {std::numeric_limits<int>::max()}, evicted,
+                            {kGrowth, max_tokens_ / kLargestShare, 2});
   while (out->tokens() > max_tokens_ && out->size() > 1) out = out->without_oldest();
   return out;
 }

@@ -25,10 +25,12 @@ class NamespaceIndex {
   }
   // Whether siblings of the responses that it has are welcome, too.
   bool small() const;
-  // Keeps a copy of the text. Returns true when there is enough for take().
-  bool add(const ResponseView& response);
+  // Keeps a copy of the text.
+  void add(const ResponseView& response);
+  // Whether enough text waits for take().
+  bool ready() const;
 
-  // Adding text has three parts, so that the slow one needs no lock: take() under the lock, merge() without it,
+  // Indexing that text has three parts, so that the slow one needs no lock: take() under the lock, merge() without it,
   // publish() under it. Only one thread may do so at a time.
   struct Batch {
     std::shared_ptr<const Segments> before;

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -74,13 +75,14 @@ struct LeftOut {
   std::size_t all() const { return epochs + responses; }
 };
 
-// Returns `segments` with `fresh` at their end. Merges segments by the policy, and leaves out what is outside of the
-// window: a segment as a whole, single responses when they are merged. Adds the responses left out to `evicted`.
-std::shared_ptr<const Segments> with_segment(const Segments& segments, std::shared_ptr<const Segment> fresh,
-                                             Window window, LeftOut& evicted, MergePolicy policy = {});
+// Returns `segments` with `fresh` at their end, as one segment. Merges it with others by the policy, and leaves out what
+// is outside of the window: a segment as a whole, single responses when they are merged. Adds the responses left out to
+// `evicted`. Builds one segment, whatever it merges.
+std::shared_ptr<const Segments> with_responses(const Segments& segments, std::span<const ResponseView> fresh,
+                                               Window window, LeftOut& evicted, MergePolicy policy = {});
 
 // Returns `segments` with `stored`, which is older, before them. Leaves out segments outside of the window. Merges
-// nothing; the next with_segment() does.
+// nothing; the next with_responses() does.
 std::shared_ptr<const Segments> with_stored(const Segments& segments, std::shared_ptr<const Segment> stored,
                                             Window window, LeftOut& evicted);
 

@@ -35,23 +35,18 @@ Merger::Merger(const EngineOptions& options, Contents& contents, Evictor& evicto
       contents_(contents),
       evictor_(evictor) {}
 
-bool Merger::add_segment(Monitor::Lock& lock, Problem& problem, const std::shared_ptr<const Segment>& fresh,
-                         bool stored) {
+bool Merger::add(Monitor::Lock& lock, Problem& problem, std::span<const ResponseView> fresh, bool stored) {
   const std::uint64_t generation = problem.generation;
   while (problem.generation == generation) {
     const std::shared_ptr<const Segments> before = problem.segments;
-    if (before->empty()) {  // nothing to merge with
-      contents_.publish(problem, std::make_shared<const Segments>(Segments::List{fresh}));
-      return true;
-    }
     LeftOut evicted;
     std::shared_ptr<const Segments> after;
     {
       const Monitor::Unlocked others(lock);
-      after = stored ? with_stored(*before, fresh, window_, evicted)
-                     : with_segment(*before, fresh, window_, evicted, {.largest = largest_segment_});
+      after = stored ? with_stored(*before, Segment::build(fresh), window_, evicted)
+                     : with_responses(*before, fresh, window_, evicted, {.largest = largest_segment_});
     }
-    // Another thread may have added a segment meanwhile; then merge again, with that one.
+    // Another thread may have added responses meanwhile; then merge again, with those.
     if (problem.generation == generation && problem.segments == before) {
       contents_.publish(problem, std::move(after));
       problem.owner->counters.evicted_by_epochs += evicted.epochs;
@@ -69,27 +64,36 @@ void Merger::show_stored(Monitor::Lock& lock, const std::shared_ptr<Namespace>& 
     const ResponseView& response = responses[i];
     if (i + 1 < responses.size() && response.epoch == responses[i + 1].epoch) continue;
     if (namespace_->index.has_room(response.tokens.size(), response.epoch == newest ? 1 : 2)) {
-      add_shared(lock, namespace_, response);
+      share(*namespace_, response);
     }
   }
+  index_shared(lock, namespace_);
 }
 
 void Merger::show(Monitor::Lock& lock, const std::shared_ptr<Namespace>& namespace_, Problem& problem,
                   std::span<const ResponseView> responses) {
   bool chosen = problem.shares(responses.front().epoch, responses.size());
   for (const ResponseView& response : responses) {
-    if (chosen || namespace_->index.small()) add_shared(lock, namespace_, response);
+    if (chosen || namespace_->index.small()) share(*namespace_, response);
     chosen = false;
   }
+  index_shared(lock, namespace_);
 }
 
-void Merger::add_shared(Monitor::Lock& lock, const std::shared_ptr<Namespace>& namespace_,
-                        const ResponseView& response) {
-  NamespaceIndex& index = namespace_->index;
+void Merger::share(Namespace& namespace_, const ResponseView& response) {
   try {
-    const bool enough = index.add(response);
-    contents_.ledger.update(*namespace_);
-    if (!enough || namespace_->merging) return;
+    namespace_.index.add(response);
+  } catch (const std::exception&) {
+    // Out of memory. The history has the response, so the namespace index can do without it.
+    ++namespace_.counters.index_failures;
+  }
+  contents_.ledger.update(namespace_);
+}
+
+void Merger::index_shared(Monitor::Lock& lock, const std::shared_ptr<Namespace>& namespace_) {
+  NamespaceIndex& index = namespace_->index;
+  if (!index.ready() || namespace_->merging) return;
+  try {
     const NamespaceIndex::Batch batch = index.take();
     contents_.ledger.update(*namespace_);
     const MemoryLedger::Merge merge(contents_.ledger, *namespace_, kMergingBytes * batch.tokens());
@@ -101,8 +105,7 @@ void Merger::add_shared(Monitor::Lock& lock, const std::shared_ptr<Namespace>& n
     }
     index.publish(batch, std::move(merged));
   } catch (const std::exception&) {
-    // Out of memory. The history has the response, so the namespace index can do without it.
-    ++namespace_->counters.index_failures;
+    ++namespace_->counters.index_failures;  // as above
   }
   contents_.ledger.update(*namespace_);
 }
@@ -195,20 +198,14 @@ void Builder::run() {
 
 void Builder::build(Monitor::Lock& lock, Problem& problem) {
   if (!problem.live) return;
-  const std::uint64_t generation = problem.generation;
   const std::vector<LiveText::TextId> texts = problem.live->finished_texts(kBuildTokens);
   if (texts.empty()) return;  // forgotten meanwhile
   // A copy, because the texts may move while the lock is released.
   std::vector<Response> responses;
   for (const ResponseView& r : problem.live->finished(kBuildTokens)) responses.push_back(owned(r));
   std::vector<ResponseView> views;
-  std::shared_ptr<const Segment> fresh;
-  {
-    const Monitor::Unlocked others(lock);
-    for (const Response& r : responses) views.push_back(r.view());
-    fresh = Segment::build(views);
-  }
-  if (problem.generation != generation || !merger_.add_segment(lock, problem, fresh)) return;
+  for (const Response& r : responses) views.push_back(r.view());
+  if (!merger_.add(lock, problem, views)) return;
   contents_.change_live(problem, [&](LiveText& live) { live.dissolve(texts); });
   const auto namespace_ = contents_.registry.find_namespace(problem.owner->name);
   if (namespace_) merger_.show(lock, namespace_, problem, views);

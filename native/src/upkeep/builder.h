@@ -11,16 +11,16 @@
 
 namespace histospec {
 
-// The merger: adds segments to the history of a problem and to the index of its namespace. It merges with the lock
-// released.
+// The merger: adds responses to the history of a problem and to the index of its namespace. It builds and merges segments
+// with the lock released.
 class Merger {
  public:
   Merger(const EngineOptions& options, Contents& contents, Evictor& evictor);
 
-  // Adds a segment after the history of a problem; a segment of stored responses, before it. Returns false, and adds
-  // nothing, if the history was forgotten meanwhile.
-  bool add_segment(Monitor::Lock& lock, Problem& problem, const std::shared_ptr<const Segment>& fresh,
-                   bool stored = false) REQUIRES(engine_lock);
+  // Adds responses after the history of a problem; stored ones, before it. Returns false, and adds nothing, if the
+  // history was forgotten meanwhile.
+  bool add(Monitor::Lock& lock, Problem& problem, std::span<const ResponseView> fresh, bool stored = false)
+      REQUIRES(engine_lock);
   // Adds new responses of a problem to the index of its namespace: all while it is small, then one of each group.
   void show(Monitor::Lock& lock, const std::shared_ptr<Namespace>& namespace_, Problem& problem,
             std::span<const ResponseView> responses) REQUIRES(engine_lock);
@@ -30,8 +30,9 @@ class Merger {
                    std::span<const ResponseView> responses) REQUIRES(engine_lock);
 
  private:
-  void add_shared(Monitor::Lock& lock, const std::shared_ptr<Namespace>& namespace_, const ResponseView& response)
-      REQUIRES(engine_lock);
+  // Keeps a copy for the index of the namespace; indexes the copies if there are enough.
+  void share(Namespace& namespace_, const ResponseView& response) REQUIRES(engine_lock);
+  void index_shared(Monitor::Lock& lock, const std::shared_ptr<Namespace>& namespace_) REQUIRES(engine_lock);
 
   const Window window_;
   const std::size_t largest_segment_;
