@@ -7,6 +7,7 @@ import gzip
 import io
 import os
 import re
+import select
 import shutil
 import stat
 import tempfile
@@ -62,7 +63,7 @@ def opened(name: str) -> Iterator[BinaryIO]:
     """
     told = shown(name)
     try:
-        file = open(0 if name == STDIN else name, "rb", closefd=name != STDIN)  # noqa: SIM115
+        file = io.BufferedReader(_Heard(0 if name == STDIN else name, closefd=name != STDIN))
     except IsADirectoryError:
         raise ConfigError(f"{told}: is a directory; give its files, such as {os.path.join(name, '*.jsonl')}") from None
     except OSError as error:
@@ -200,6 +201,20 @@ def _rows(head: bytes, file: BinaryIO) -> Iterator[Record]:
     except (arrow.ArrowException, OSError) as error:
         why = " ".join(str(error).split())[:200].rstrip(".")
         raise RecordingError(f"after row {number}: the Parquet file is damaged ({why}); copy it again") from None
+
+
+class _Heard(io.FileIO):
+    """A file that waits for data only a second at a time.
+
+    Python misses a signal that comes just before a read waits, and would handle it when the read returns.
+    """
+
+    def readinto(self, buffer: Any) -> int | None:
+        waiting = select.poll()
+        waiting.register(self, select.POLLIN)
+        while not waiting.poll(1000):
+            pass
+        return super().readinto(buffer)
 
 
 class _Rejoined(io.RawIOBase):

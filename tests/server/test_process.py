@@ -158,6 +158,26 @@ def test_an_interrupt_is_heard_even_in_the_background_of_a_script() -> None:
         assert child.end()[0] == 130
 
 
+@pytest.mark.parametrize("line", ["", GOOD])
+def test_a_signal_that_interrupts_no_read_is_heard(line: str) -> None:
+    """As one that comes just before a read waits: another thread gets it, so the read goes on."""
+    body = """
+    import signal, threading, time
+    from histospec.replay.recordings.source import opened, records
+    def get_a_signal():
+        time.sleep(0.2)
+        signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+    threading.Thread(target=get_a_signal).start()
+    with opened('-') as file:
+        list(records(file))
+    """
+    with Child(sys.executable, "-c", program(body), cwd="/", stdin=subprocess.PIPE) as child:
+        assert child.process.stdin is not None
+        child.process.stdin.write(line)
+        child.process.stdin.flush()
+        assert child.end() == (130, "")
+
+
 def until_it_reads(child: Child) -> None:
     """Returns when the process has read the first line of its standard input, which is short."""
     pipe = child.process.stdin

@@ -75,9 +75,9 @@ struct LeftOut {
   std::size_t all() const { return epochs + responses; }
 };
 
-// Returns `segments` with `fresh` at their end, as one segment. Merges it with others by the policy, and leaves out what
-// is outside of the window: a segment as a whole, single responses when they are merged. Adds the responses left out to
-// `evicted`. Builds one segment, whatever it merges.
+// Returns `segments` with `fresh` at their end, as one segment. Merges it with others by the policy, and leaves out
+// what is outside of the window: a segment as a whole, single responses when they are merged. Adds the responses left
+// out to `evicted`. Builds one segment, whatever it merges.
 std::shared_ptr<const Segments> with_responses(const Segments& segments, std::span<const ResponseView> fresh,
                                                Window window, LeftOut& evicted, MergePolicy policy = {});
 

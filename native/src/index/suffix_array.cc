@@ -106,7 +106,8 @@ class Sorter {
     for (std::uint32_t& j : sorted) j = reduced[j];
   }
 
-  // Equal LMS substrings get equal names, from 1 in ascending order; 0 where no LMS is. Returns how many names there are.
+  // Equal LMS substrings get equal names, from 1 in ascending order; 0 where no LMS is. Returns how many names there
+  // are.
   std::uint32_t name(std::span<const std::uint32_t> sorted) {
     const std::span<std::uint32_t> of = order_.subspan(lms_);
     std::ranges::fill(of, 0);

@@ -11,8 +11,8 @@
 
 namespace histospec {
 
-// The merger: adds responses to the history of a problem and to the index of its namespace. It builds and merges segments
-// with the lock released.
+// The merger: adds responses to the history of a problem and to the index of its namespace. It builds and merges
+// segments with the lock released.
 class Merger {
  public:
   Merger(const EngineOptions& options, Contents& contents, Evictor& evictor);
