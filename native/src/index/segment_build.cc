@@ -1,5 +1,6 @@
 // Builds a segment: ranks, rows, LCPs of neighbours, and tokens that were not generated.
 #include <algorithm>
+#include <numeric>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -139,22 +140,20 @@ void Segment::sort_rows(const Ranked& ranked, const std::vector<bool>& hidden) {
     suffix_array(reversed, alphabet, position);
     for (std::uint32_t& p : position) p = n - p;
   }
-  std::vector<std::uint32_t> cursor(alphabet + 1, 0);
-  for (std::uint32_t c : text) ++cursor[c + 1];
-  for (std::uint32_t c = 0; c < alphabet; ++c) cursor[c + 1] += cursor[c];
-  for (std::uint32_t c = 0; c <= alphabet; ++c) first_.set(c, cursor[c]);
-  last_row_ = static_cast<std::uint32_t>(std::ranges::find(position, n) - position.begin());
-  previous_row_.set(cursor[kSeparator]++, last_row_);
-  for (std::uint32_t row = 0; row < n; ++row) {
-    if (row != last_row_) previous_row_.set(cursor[text[position[row]]]++, row);
-  }
+  std::vector<std::uint32_t> row_of(n + 1), first(alphabet + 1);
+  for (std::uint32_t row = 0; row < n; ++row) row_of[position[row]] = row;
+  last_row_ = row_of[n];
+  for (std::uint32_t c : text) ++first[c + 1];
+  std::partial_sum(first.begin(), first.end(), first.begin());
+  for (std::uint32_t c = 0; c <= alphabet; ++c) first_.set(c, first[c]);
 
   // LCPs of neighbours: T. Kasai et al., "Linear-time longest-common-prefix computation in suffix arrays", CPM 2001.
   // For a context without its newest token, the LCP is at most one token less. Matches end at a separator.
   int lcp = 0;
-  std::uint32_t next_row = 0;
+  std::uint32_t next_row = 0;  // position 1 has nothing before its separator, so it sorts first
   auto extent = extents_.rbegin();
-  each_row([&](std::uint32_t row, std::uint32_t p) {
+  for (std::uint32_t p = n; p > 0; --p) {
+    const std::uint32_t row = row_of[p];
     lcp = row == 0 ? 0 : std::max(lcp - 1, 0);
     if (row > 0) {
       const std::uint32_t other = position[row - 1];
@@ -168,8 +167,9 @@ void Segment::sort_rows(const Ranked& ranked, const std::vector<bool>& hidden) {
     const bool ends = p == n || (masked_ && hidden[p]);
     rows_.set(row, {ends ? kSeparator : text[p], next_row, static_cast<std::uint16_t>(offset),
                     static_cast<std::uint8_t>(lcp), epoch_name(extent->epoch)});
+    previous_row_.set(next_row, row);
     next_row = row;
-  });
+  }
   rows_.seal();
 }
 
