@@ -3,7 +3,7 @@
 A worker steps, decodes for 10 to 60 ms, and steps again. By then the caches have lost most of what a step runs through:
 the client, gRPC on both sides, the server's Python. The pauses of a worker are alike, so the client knows when the next
 step is due. A thread sends the shards an empty step before that, and waits for the answers. The step itself then takes
-about two thirds of the time (docs/benchmarks.md).
+about two thirds of the time (docs/benchmark-versions.md).
 """
 
 import _thread
