@@ -55,7 +55,8 @@ def main() -> int:
         tempfile.TemporaryDirectory() as scratch,
         draft_server.running(arguments.data_dir or Path(scratch) / "store", log) as server,
     ):
-        console.print(f"Draft server: {server.endpoint}, metrics: {server.metrics_url}, log: {log}")
+        places = {"Draft server:": server.endpoint, "its metrics:": server.metrics_url, "its log:": str(log)}
+        console.print(table.listed(places.items()))
         _prepare_environment(server.endpoint)
         if arguments.verify_cost is not None:
             os.environ["HISTOSPEC_VERIFY_COST"] = arguments.verify_cost
@@ -90,8 +91,10 @@ def _run(
     if arguments.epochs is not None:
         settings = replace(settings, epochs=arguments.epochs)
     console.print(
-        f"GRPO on {settings.problems} problems x {settings.samples} samples, {settings.epochs} epochs, temperature 1. "
-        "Every epoch is rolled out with and without drafts on the same weights; the rollouts with drafts train."
+        f"\nGRPO on {settings.problems} problems x {settings.samples} samples, {settings.epochs} epochs, "
+        "temperature 1.\n"
+        "Every epoch is rolled out with and without drafts on the same weights;\n"
+        "the rollouts with drafts train.\n"
     )
     epochs = []
     with table.progress(console) as progress:
@@ -107,13 +110,18 @@ def _conclude(epochs: list[results.Epoch], out: Path, server: draft_server.Draft
     results.save(epochs, promises, out / "tiny_rl.json")
     plot.save(epochs, TITLE, out / "tiny_rl.png")
     table.explain(console, drafter=epochs[0].with_drafts.history is not None)
-    for promise in promises:
-        console.print(f"[green]kept  [/]  {promise.text}" if promise.kept else f"[bold red]BROKEN[/]  {promise.text}")
-    console.print(
-        f"\nPlot: {out / 'tiny_rl.png'}   table: {out / 'tiny_rl.json'}   server's log: {out / 'server.log'}\n"
-        "What the columns mean and how to change the run: examples/tiny_rl/README.md\n"
-        "Your own vLLM: README.md; your own recorded rollouts: histospec replay FILE.jsonl"
-    )
+    console.print()
+    console.print(table.listed(("[green]kept" if each.kept else "[bold red]BROKEN", each.text) for each in promises))
+    found = {
+        "Plot:": out / "tiny_rl.png",
+        "Table:": out / "tiny_rl.json",
+        "Server's log:": out / "server.log",
+        "About this run:": "examples/tiny_rl/README.md",
+        "Your own vLLM:": "README.md",
+        "Your own rollouts:": "histospec replay FILE.jsonl",
+    }
+    console.print()
+    console.print(table.listed((what, str(where)) for what, where in found.items()))
     return 0 if all(promise.kept for promise in promises) else 1
 
 

@@ -1,6 +1,6 @@
 """The table of a run, which grows on the terminal with each epoch. It fits into 80 columns."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from rich import box
@@ -26,6 +26,17 @@ COLUMNS = (
     "CPU\nsec",
     "hit\nrate",
 )
+
+TERMS = {
+    "request steps": "forward passes that gave a request a token, of all requests",
+    "tokens / step": "tokens per request step; 1 without drafts",
+    "engine steps": "forward passes of the batch; they wait for the slowest request",
+    "accepted": "share of the drafted tokens that vLLM accepted",
+    "sec": "wall-clock seconds, other programs included",
+    "CPU sec": "of this process, without the draft server",
+    "hit rate": "share of the new sessions whose problem had a history",
+}
+"""What the columns count."""
 
 
 def rows(epoch: Epoch) -> tuple[tuple[str, ...], ...]:
@@ -108,14 +119,15 @@ def progress(console: Console) -> Iterator[Progress]:
 
 def explain(console: Console, drafter: bool) -> None:
     """Prints what the columns count. `drafter`: there is a draft model."""
-    console.print(
-        "\nrequest steps: forward passes that gave a request a token, summed over the requests; "
-        "tokens / step: tokens per request step, 1 without drafts.\n"
-        "engine steps: forward passes of the whole batch; they also wait for the slowest request.\n"
-        "accepted: share of the drafted tokens that vLLM accepted.\n"
-        "sec: wall-clock seconds, other programs included; CPU sec: of this process, without the draft server.\n"
-        "hit rate: share of the new sessions whose problem already had a history, from /metrics.\n"
-        + "history, drafter: accepted tokens per step of the server's drafts and of the draft model's.\n"
-        * drafter,
-        style="dim",
-    )
+    console.print()
+    terms = TERMS | ({"history, drafter": "accepted tokens per step, by who drafted them"} if drafter else {})
+    console.print(listed(terms.items()), style="dim")
+
+
+def listed(lines: Iterable[tuple[str, str]]) -> Table:
+    """Returns lines of a word and a sentence, which wraps beside the word."""
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(no_wrap=True)
+    for line in lines:
+        grid.add_row(*line)
+    return grid
