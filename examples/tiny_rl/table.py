@@ -125,7 +125,7 @@ def explain(console: Console, drafter: bool) -> None:
 
 
 def listed(lines: Iterable[tuple[str, str]]) -> Table:
-    """Returns lines of a word and a sentence, which wraps beside the word."""
+    """Returns a table with a word and a sentence in each row; a long sentence wraps in its own column."""
     grid = Table.grid(padding=(0, 2))
     grid.add_column(no_wrap=True)
     for line in lines:
