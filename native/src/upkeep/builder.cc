@@ -87,11 +87,11 @@ void Merger::share(Namespace& namespace_, const ResponseView& response) {
     // Out of memory. The history has the response, so the namespace index can do without it.
     ++namespace_.counters.index_failures;
   }
-  contents_.ledger.update(namespace_);
 }
 
 void Merger::index_shared(Monitor::Lock& lock, const std::shared_ptr<Namespace>& namespace_) {
   NamespaceIndex& index = namespace_->index;
+  contents_.ledger.update(*namespace_);
   if (!index.ready() || namespace_->merging) return;
   try {
     const NamespaceIndex::Batch batch = index.take();

@@ -30,7 +30,8 @@ class Merger {
                    std::span<const ResponseView> responses) REQUIRES(engine_lock);
 
  private:
-  // Keeps a copy for the index of the namespace; indexes the copies if there are enough.
+  // Keeps a copy for the index of the namespace. After the last one, index_shared() counts their memory, and indexes
+  // them if there are enough.
   void share(Namespace& namespace_, const ResponseView& response) REQUIRES(engine_lock);
   void index_shared(Monitor::Lock& lock, const std::shared_ptr<Namespace>& namespace_) REQUIRES(engine_lock);
 
