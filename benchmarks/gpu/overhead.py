@@ -49,6 +49,14 @@ class Method:
         triton = importlib.import_module("vllm.triton_utils").HAS_TRITON  # also without a backend for this machine
         return "triton" if self.runner == "V2" and not triton else ""
 
+    def ignored(self, settings: dict[str, Any]) -> str:
+        """Returns what vLLM does otherwise than the method asks, by the settings of its engine; empty: nothing."""
+        if self.runner not in ("", settings["model_runner"]):
+            return f"vLLM chose model runner {settings['model_runner']}"
+        if self.options().get("async_scheduling") and not settings["async_scheduling"]:
+            return "vLLM turned asynchronous scheduling off"
+        return ""
+
 
 def _histospec() -> dict[str, Any]:
     from examples.tiny_rl.rollout import DRAFTS
@@ -138,7 +146,9 @@ def run(job: tuple[str, ...], results: Results, scale: Scale, work: Path) -> Non
         for batch in scale.batches:
             key: Key = {"method": job[0], "batch": batch}
             settings = stepper.settings() | {"model": model, "context": scale.overhead_context}
-            if batch not in fitting:
+            if ignored := method.ignored(settings):
+                results.add(key, settings | {"skipped": ignored})
+            elif batch not in fitting:
                 results.add(key, settings | {"skipped": f"KV cache for {stepper.fitting} sequences"})
             elif not results.has(**key):
                 results.add(key, settings | _measured(stepper, prompts[:batch], scale.steps, ours))

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.gpu.cost import marginal_cost, verify_cost
+from benchmarks.gpu.overhead import METHODS
 from benchmarks.gpu.results import Results
 
 
@@ -43,3 +44,20 @@ def test_a_dry_run_is_not_mixed_with_a_real_one(tmp_path: Path, monkeypatch: pyt
     Results(tmp_path, "cost", dry=True).add({"batch": 2}, {"seconds": 1.0})
     with pytest.raises(ValueError, match=r"cost\.json: made with --dry"):
         Results(tmp_path, "cost", dry=False)
+
+
+@pytest.mark.parametrize(
+    ("method", "runner", "asynchronous", "ignored"),
+    [
+        ("HistoSpec, async, cost 1, V2", "V2", True, ""),
+        ("HistoSpec, async, cost 1, V2", "V2", False, "vLLM turned asynchronous scheduling off"),
+        ("HistoSpec, cost 1, V2", "V1", False, "vLLM chose model runner V1"),
+        ("HistoSpec, cost 1, V1", "V1", False, ""),
+        ("none", "V2", False, ""),
+    ],
+)
+def test_a_row_whose_setting_vllm_ignored_is_left_out(
+    method: str, runner: str, asynchronous: bool, ignored: str
+) -> None:
+    settings = {"model_runner": runner, "async_scheduling": asynchronous}
+    assert METHODS[method].ignored(settings) == ignored
