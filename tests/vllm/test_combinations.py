@@ -174,6 +174,13 @@ def test_a_mixture_of_experts(engine: StartEngine, shared_server: Server, prompt
     visit_twice(engine, shared_server, prompts, model=mixture)
 
 
+def test_a_mixture_of_experts_is_new_for_each_test(engine: StartEngine, prompts: Prompts, mixture: str) -> None:
+    first = engine(model=mixture)
+    written = first.generate(prompts)
+    first.close()
+    assert engine(model=mixture).generate(prompts) == written
+
+
 @pytest.mark.skipif("avx512f" not in CPU_FLAGS, reason="needs a CPU with AVX-512, as vLLM's cache of FP8 does")
 def test_a_cache_of_fp8(engine: StartEngine, shared_server: Server, prompts: Prompts) -> None:
     visit_twice(engine, shared_server, prompts, kv_cache_dtype="fp8")
