@@ -1,5 +1,6 @@
 """Fixtures for all tests: `server` and `start_server` give a process, `wire` and `connect` raw connections to it."""
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -17,6 +18,19 @@ from tests.support.wires import Connector, Wire
 # On a busy machine, any example may take longer than the 200 ms that Hypothesis gives it.
 settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("busy")
+
+
+def _variables() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name.startswith("HISTOSPEC_")}
+
+
+GIVEN = _variables()
+
+
+def pytest_collection_finish() -> None:
+    """Refuses to run if importing the tests changed HistoSpec's settings, for every test of a worker."""
+    if changed := dict(_variables().items() ^ GIVEN.items()):
+        raise pytest.UsageError(f"a module that the tests import sets {', '.join(sorted(changed))}")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -41,6 +41,8 @@ class Method:
     """A package."""
     runner: str = ""
     """vLLM's model runner, V1 or V2; empty: vLLM chooses."""
+    asynchronous: bool | None = None
+    """vLLM's asynchronous scheduling; None: vLLM chooses."""
 
     def missing(self) -> str:
         """Returns the package that the method lacks here; empty: none."""
@@ -53,7 +55,7 @@ class Method:
         """Returns what vLLM does otherwise than the method asks, by the settings of its engine; empty: nothing."""
         if self.runner not in ("", settings["model_runner"]):
             return f"vLLM chose model runner {settings['model_runner']}"
-        if self.options().get("async_scheduling") and not settings["async_scheduling"]:
+        if self.asynchronous and not settings["async_scheduling"]:
             return "vLLM turned asynchronous scheduling off"
         return ""
 
@@ -72,7 +74,7 @@ def _ngram() -> dict[str, Any]:
 def _synchronous(runner: str = "") -> dict[str, Method]:
     """Returns the methods that are compared with one of vLLM's model runners, without asynchronous scheduling."""
     methods = {
-        "none, not async": Method(lambda: {"async_scheduling": False}, runner=runner),
+        "none, not async": Method(asynchronous=False, runner=runner),
         "HistoSpec, cost 1": Method(_histospec, cost="1", runner=runner),  # asks for no drafts
         "HistoSpec, cost 0.05": Method(_histospec, cost="0.05", runner=runner),
     }
@@ -82,7 +84,7 @@ def _synchronous(runner: str = "") -> dict[str, Method]:
 def _asynchronous(cost: str) -> Method:
     """Returns HistoSpec under asynchronous scheduling. A step's wait for the tokens of the one before is timed, too."""
     asking = ("histospec.client.vllm.asynchronous.asking", "Asking", "step")
-    return Method(lambda: _histospec() | {"async_scheduling": True}, cost=cost, calls=asking, runner="V2")
+    return Method(_histospec, cost=cost, calls=asking, runner="V2", asynchronous=True)
 
 
 METHODS = {
@@ -136,7 +138,8 @@ def run(job: tuple[str, ...], results: Results, scale: Scale, work: Path) -> Non
                 "HISTOSPEC_NAMESPACE": f"overhead {os.getpid()}",
                 "HISTOSPEC_VERIFY_COST": method.cost,
             }
-        options = scale.engine | method.options()
+        scheduling = {} if method.asynchronous is None else {"async_scheduling": method.asynchronous}
+        options = scale.engine | method.options() | scheduling
         stepper = Stepper(folder, scale.overhead_context, scale.overhead_room, max(scale.batches), options)
         ours = _timed(method)  # after the engine, because vLLM on a CPU fails in numba if its drafter is imported first
         fitting = [batch for batch in scale.batches if batch <= stepper.fitting]

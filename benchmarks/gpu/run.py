@@ -17,9 +17,12 @@ import time
 from pathlib import Path
 from typing import Protocol
 
+import benchmarks.vllm.environment  # noqa: F401 - first
+
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 
+# isort: split
 from benchmarks.gpu import cost as gpu_cost
 from benchmarks.gpu import overhead as gpu_overhead
 from benchmarks.gpu import report as gpu_report

@@ -16,9 +16,6 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import benchmarks.vllm.environment  # noqa: F401 - first
-
-# isort: split
 from benchmarks.process import printed
 from benchmarks.tables import table
 from benchmarks.turns import median_row
