@@ -75,7 +75,7 @@ class RedisCluster:
     """Three masters, with a replica each if asked for; on loopback, or each on the host of its place in the list."""
 
     def __init__(self, folder: Path, replicas: int = 0, hosts: Sequence[Host] | None = None) -> None:
-        options = ("--cluster-enabled", "yes", "--cluster-node-timeout", "1000", "--repl-diskless-sync-delay", "0")
+        options = ("--cluster-enabled", "yes", "--repl-diskless-sync-delay", "0")
         self.nodes: list[RedisProcess] = []
         try:
             for i in range(3 * (1 + replicas)):
@@ -84,6 +84,9 @@ class RedisCluster:
             command += ["--cluster-replicas", str(replicas), "--cluster-yes"]
             subprocess.run(command, check=True, capture_output=True, timeout=60)
             self.recovers()
+            for node in self.nodes:  # only now: a node forgets another that it could not meet within the timeout
+                node.client.config_set("cluster-node-timeout", 1000)
+                node.options += ("--cluster-node-timeout", "1000")
         except BaseException:
             self.kill()
             raise

@@ -1,16 +1,18 @@
 """Rollouts of prompts whose texts are known, and workers that repeat them on three shards without end."""
 
+import asyncio
 import contextlib
-import statistics
+import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from histospec.client import DraftClient
 from histospec.client.config import Breaker, Limits, Timeouts
 from histospec.protocol.placement import place, problem_digest
 from tests.support.clients import texts
-from tests.support.waiting import eventually
+from tests.support.waiting import SECONDS, eventually
 
 NAMES = ["shard-0", "shard-1", "shard-2"]
 NAMESPACE = "run"
@@ -18,8 +20,8 @@ PROMPTS = [[7, 7, p] for p in range(24)]
 TEXT = list(range(100, 160))
 WORKERS = 4
 DEADLINE = 0.25
-PATIENT = 3.0
-"""Seconds within which a step returns on a busy machine; on a slow one, 100 times the median of its steps."""
+PATIENT = SECONDS / 4
+"""Seconds within which a step returns, also where twelve programs share a core: there some take more than 3 s."""
 SHUTDOWN = 20.0
 
 Connect = Callable[..., DraftClient]
@@ -89,6 +91,20 @@ def verified(draft: Iterable[int], rest: list[int]) -> list[int]:
             break
         accepted += 1
     return rest[: accepted + 1]
+
+
+def shut_down(client: DraftClient) -> None:
+    """Ends the client. If it waits for a stream that was given up, fails with what it waits for."""
+    ending = threading.Thread(target=client.shutdown, daemon=True)
+    ending.start()
+    ending.join(SHUTDOWN / 2)
+    if ending.is_alive():
+        assert ending.ident is not None
+        where = traceback.format_stack(sys._current_frames()[ending.ident])
+        loop = client._streams.loop
+        waiting = asyncio.all_tasks(loop) if loop else ()
+        streams = [(shard.name, shard.stream and vars(shard.stream)) for shard in client._core.shards]
+        raise AssertionError("\n".join(["a stream is waited for", *where, *map(repr, waiting), *map(repr, streams)]))
 
 
 class Worker(threading.Thread):
@@ -213,11 +229,9 @@ class Load:
             eventually(worker.acknowledged)
             stats = worker.client.stats()
             assert (stats.commits, stats.dropped_commits) == (len(worker.prompts), 0)
-            assert max(worker.steps) < max(PATIENT, 100 * statistics.median(worker.steps))
+            assert max(worker.steps) < PATIENT
             written |= {number: text(prompt, number) for number, prompt in worker.prompts.items()}
-            closing = time.monotonic()
-            worker.client.shutdown()
-            assert time.monotonic() - closing < SHUTDOWN / 2, "a stream that was given up was waited for"
+            shut_down(worker.client)
         kept = [tokens for prompt in PROMPTS for tokens in texts(self.watcher.history(prompt))]
         assert all(tokens == written[tokens[-1] - 10**6] for tokens in kept)
         assert {tokens[-1] - 10**6 for tokens in kept} == written.keys()
