@@ -32,7 +32,6 @@ LONGEST_ANSWER = 64 << 20
 """Bytes that gRPC takes of one answer: three times that of 4,096 sessions. Most answers have a smaller limit."""
 _TOO_LONG = "CLIENT: Received message larger"
 """How gRPC's own details begin if this side has refused a response; "SERVER: " if the server has refused a message."""
-_END: Any = grpc.aio.EOF  # type: ignore[attr-defined]
 
 
 def _task(work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
@@ -94,7 +93,9 @@ class Stream:
         code, details = grpc.StatusCode.UNAVAILABLE, "the server closed the stream"
         try:
             await self._connect()
-            while (text := await self._call.read()) is not _END:
+            # Not by `read`: after a write that failed, it leaves unread what the server sent before it ended the stream,
+            # and gRPC keeps the call for ever.
+            async for text in self._call:
                 self._core.reply(self._shard, self.state, self.state.parse(text))
                 self._core.changed()
         except grpc.aio.AioRpcError as error:

@@ -36,8 +36,9 @@ from histospec.v1 import draft_pb2 as pb
 from tests.support.clients import flushed, texts
 from tests.support.odd_server import Answer, OddServer
 from tests.support.ports import free_port
+from tests.support.rollouts import shut_down
 from tests.support.servers import Server, Starter
-from tests.support.waiting import SLOWNESS, eventually
+from tests.support.waiting import SLOWNESS, Latch, eventually
 
 PROMPT = [11, 12, 13, 14]
 TEXT = list(range(100, 400))
@@ -357,6 +358,44 @@ def test_garbage_is_an_empty_draft_and_a_new_stream(odd_server: OddServer, answe
         odd_server.answer = odd_server.draft
         until_drafts(client, sessions)
         assert odd_server.opened()[-1] == (sessions[0], [1])
+
+
+def test_answers_before_the_end_of_a_stream_are_read_although_a_write_fails(
+    odd_server: OddServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    1. The server keeps all commits, answers them late, and ends the stream. The client does not read meanwhile.
+    2. The client's next message can't be written any more.
+    3. It reads the answers, so it sends no commit again, and its end waits for nothing.
+    """
+    answers, ended = Latch(), Latch()
+
+    def late(request: pb.DraftRequest, context: grpc.ServicerContext) -> pb.DraftResponse | None:
+        if request.closes:
+            answers.wait()
+        elif answers.is_set() and not ended.is_set():
+            ended.set()
+            context.abort(grpc.StatusCode.UNAVAILABLE, "the server drains")
+        return odd_server.draft(request)
+
+    monkeypatch.setenv("HISTOSPEC_REHEARSE", "0")  # a rehearsal reads
+    client = DraftClient(odd_server.endpoint, "run", breaker=QUICK, timeouts=Timeouts(silence=60, shutdown=60))
+    sessions = client.open([PROMPT] * 21)
+    one_step(client, sessions, [7])
+    odd_server.answer = late
+    for session in sessions[1:]:
+        client.close([session])
+        client.flush(0.05)
+    one_step(client, sessions[:1])
+    answers.set()
+    ended.wait()
+    time.sleep(0.5)  # for gRPC's threads to receive the answers
+    until_drafts(client, sessions[:1])
+    client.flush(60)
+    assert client.stats().pending_commits == 0
+    committed = [close.session for request in odd_server.requests for close in request.closes]
+    assert sorted(committed) == sorted(sessions[1:])
+    shut_down(client)
 
 
 def test_stream_reset_reopens_from_the_workers_context(odd_server: OddServer) -> None:
