@@ -93,8 +93,8 @@ class Stream:
         code, details = grpc.StatusCode.UNAVAILABLE, "the server closed the stream"
         try:
             await self._connect()
-            # Not by `read`: after a write that failed, it leaves unread what the server sent before it ended the stream,
-            # and gRPC keeps the call for ever.
+            # Not by `read`: after a write that failed, it leaves the last answers of the server unread,
+            # and gRPC then keeps the call for ever.
             async for text in self._call:
                 self._core.reply(self._shard, self.state, self.state.parse(text))
                 self._core.changed()
