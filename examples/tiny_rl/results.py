@@ -49,7 +49,9 @@ class Side:
         """The drafted tokens by drafter; empty without a draft model."""
         if self.history is None:
             return {}
-        return {"history": self.history, "drafter": Drafts(self.drafted, self.accepted) - self.history}
+        rest = Drafts(self.drafted, self.accepted) - self.history
+        drafted = max(rest.drafted, 0)  # the server may count a few tokens more than vLLM
+        return {"history": self.history, "drafter": Drafts(drafted, min(max(rest.accepted, 0), drafted))}
 
     @property
     def acceptance(self) -> float:

@@ -83,6 +83,23 @@ def test_the_table_says_what_each_drafter_gained() -> None:
     assert drafted["history"] == {"drafted": 120, "accepted": 90}
 
 
+@pytest.mark.parametrize(
+    ("history", "shown"),
+    [
+        (Drafts(204, 147), ("+0.00", "0%")),
+        (Drafts(198, 152), ("+0.00", "0%")),
+        (Drafts(199, 147), ("+0.01", "100%")),
+        (Drafts(200, 150), ("+0.00", "0%")),
+    ],
+)
+def test_no_drafter_has_less_than_nothing_or_accepts_more_than_it_drafted(
+    history: Drafts, shown: tuple[str, str]
+) -> None:
+    epoch = Epoch(2, side(history), side(None), Lookups(2, 0), 0.0)
+    *_, drafter = table.rows(epoch)
+    assert drafter[4:6] == shown
+
+
 def test_without_a_draft_model_the_table_is_as_ever() -> None:
     epoch = Epoch(1, side(None), side(None), Lookups(0, 2), 0.0)
     assert len(table.rows(epoch)) == 2
