@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import statistics
 import sys
 import threading
 import time
@@ -12,7 +13,7 @@ from histospec.client import DraftClient
 from histospec.client.config import Breaker, Limits, Timeouts
 from histospec.protocol.placement import place, problem_digest
 from tests.support.clients import texts
-from tests.support.waiting import SECONDS, eventually
+from tests.support.waiting import eventually
 
 NAMES = ["shard-0", "shard-1", "shard-2"]
 NAMESPACE = "run"
@@ -20,8 +21,8 @@ PROMPTS = [[7, 7, p] for p in range(24)]
 TEXT = list(range(100, 160))
 WORKERS = 4
 DEADLINE = 0.25
-PATIENT = SECONDS / 4
-"""Seconds within which a step returns, also where twelve programs share a core: there some take more than 3 s."""
+PATIENT = 3.0
+"""Seconds within which a step returns on a busy machine; on a slow one, 100 times the median of its steps."""
 SHUTDOWN = 20.0
 
 Connect = Callable[..., DraftClient]
@@ -229,7 +230,7 @@ class Load:
             eventually(worker.acknowledged)
             stats = worker.client.stats()
             assert (stats.commits, stats.dropped_commits) == (len(worker.prompts), 0)
-            assert max(worker.steps) < PATIENT
+            assert max(worker.steps) < max(PATIENT, 100 * statistics.median(worker.steps))
             written |= {number: text(prompt, number) for number, prompt in worker.prompts.items()}
             shut_down(worker.client)
         kept = [tokens for prompt in PROMPTS for tokens in texts(self.watcher.history(prompt))]
