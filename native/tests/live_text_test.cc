@@ -361,6 +361,7 @@ TEST_CASE("bytes() is what live text allocated") {
     compare();
     while (live->tidy()) {
     }
+    CHECK(live->take_freed() != nullptr);
     compare();
     for (int i = 20; i < 40; ++i) live->finish(texts[i], 1);
     live->dissolve(live->finished_texts());

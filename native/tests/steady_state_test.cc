@@ -1,5 +1,7 @@
 // A step allocates memory only for the growth of live text; it reuses all other memory.
+#include <algorithm>
 #include <bit>
+#include <numeric>
 
 #include "allocations.h"
 #include "histospec/engine.h"
@@ -12,7 +14,7 @@ using testing::Random;
 namespace {
 
 constexpr std::size_t kProblems = 6, kGroup = 12, kSessions = kProblems * kGroup;
-constexpr std::size_t kText = 2048;  // generated tokens of a session, at most
+constexpr std::size_t kText = 8192;  // generated tokens of a session, at most
 constexpr std::size_t kPiece = 4;    // tokens of a session and step
 
 // Problems with a history, and groups that say much the same; by twos, with a seed and without.
@@ -90,13 +92,37 @@ TEST_CASE("A step allocates only what live text grows by") {
       rollout.step(kPiece);
       quiet += allocations::made() == made;
     }
-    // From 256 to 2,048 tokens each array of a session doubles three times, and so does the table of a problem; one
+    // From 256 to 8,192 tokens each array of a session doubles five times, and so does the table of a problem; one
     // more for where they started. Two arrays a session, its tokens and their links; drafts have their largest size
     // already, or grow to it.
-    constexpr std::size_t kDoublings = 3 + 1, kDrafts = 4 * std::bit_width(16u);
+    constexpr std::size_t kDoublings = 5 + 1, kDrafts = 4 * std::bit_width(16u);
     const std::size_t made = allocations::made() - before;
     INFO(made, " allocations, ", quiet, " of ", steps, " steps without");
     CHECK(made <= kSessions * (2 * kDoublings + kDrafts) + kProblems * kDoublings);
     CHECK(quiet > steps * 3 / 4);
   }
+}
+
+TEST_CASE("Sessions that generate in step do not grow in the same step") {
+  Engine engine({.threads = 1});
+  constexpr std::size_t kOpen = 512, kLength = 4096;
+  std::vector<SessionId> ids;
+  for (std::size_t i = 0; i < kOpen; ++i) {  // half of them siblings, half of a problem of their own
+    const std::vector<Token> prompt = {static_cast<Token>(std::max(i, kOpen / 2)), 1, 2};
+    ids.push_back(engine.open("run", prompt, "", {}, std::nullopt).id);
+  }
+  const std::vector<Token> tokens(kOpen, 7);
+  std::vector<std::int64_t> offsets(kOpen + 1);
+  std::iota(offsets.begin(), offsets.end(), 0);
+  StepResult result;
+  std::size_t most = 0, all = 0;
+  for (std::size_t said = 0; said < kLength; ++said) {
+    const std::size_t before = allocations::held();
+    engine.step({ids, tokens, offsets, {}, 0, 0.0f}, result);
+    const std::size_t grew = std::max(allocations::held(), before) - before;
+    most = std::max(most, grew);
+    all += grew;
+  }
+  CHECK(all > kOpen * kLength * 12);
+  CHECK(most < all / 64);
 }

@@ -110,7 +110,7 @@ void Draft::runners_up(std::span<Token> others, std::span<float> their_probabili
   for (const Prediction& prediction : predictions) {
     const std::size_t at = prediction.position;
     if (at >= tokens.size()) break;
-    for (std::size_t c = 0; c < prediction.features.size; ++c) {
+    for (int c = 0; c < prediction.features.size; ++c) {
       if (prediction.tokens[c] == tokens[at] || prediction.probabilities[c] <= their_probabilities[at]) continue;
       others[at] = prediction.tokens[c];
       their_probabilities[at] = prediction.probabilities[c];

@@ -122,8 +122,14 @@ void LiveText::append(TextId id, Tokens tokens) {
   Text& text = texts_[id];
   assert(text.state == State::kRunning);
   const std::size_t before = text.tokens.size();
-  text.tokens.insert(text.tokens.end(), tokens.begin(), tokens.end());
   try {
+    if (before + tokens.size() > text.tokens.capacity()) {
+      const std::size_t room = room_for(before + tokens.size(), texts_[text.prompt].hash + id);
+      text.tokens.reserve(room);
+      text.links.reserve(room);
+      text.chunks.reserve((room + kChunk - 1) / kChunk);
+    }
+    text.tokens.insert(text.tokens.end(), tokens.begin(), tokens.end());
     make_room(id);
     link(id, SIZE_MAX);
   } catch (...) {
@@ -132,6 +138,16 @@ void LiveText::append(TextId id, Tokens tokens) {
     count(text);
     throw;
   }
+}
+
+// The tokens for which a text of `size` tokens has room: twice as many each time that it grows. Texts with another
+// `salt` grow at other sizes. If all sessions grew in the same step, as those would that generate in step, that step
+// would copy them all: 40 ms for 256 sessions of 32,768 tokens.
+std::size_t LiveText::room_for(std::size_t size, std::uint64_t salt) {
+  constexpr std::size_t kLeast = 64, kSizes = 1024;
+  std::size_t room = kLeast * (kSizes + salt * 617 % kSizes);
+  while (room < size * kSizes) room *= 2;
+  return room / kSizes;
 }
 
 // Allocates links and link numbers for all tokens of a text.
