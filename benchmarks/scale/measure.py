@@ -49,9 +49,10 @@ class Run:
 
 
 # CPU time is counted in hundredths of a second, so small steps need many repetitions.
-SMALL = Run(batch=16, steps=1000, interval=0.01)
+SMALL = Run(batch=16, steps=400)
 STEPS = [
     replace(SMALL, batch=1),
+    replace(SMALL, batch=1, interval=0.0),
     SMALL,
     replace(SMALL, siblings=1),
     Run(batch=64),
@@ -147,9 +148,13 @@ def _idle(servers: Iterable[DraftServer], seconds: float = 3.0) -> float:
     return 1e3 * (sum(after) - sum(before)) / seconds / len(after)
 
 
-def _messages(servers: Iterable[DraftServer]) -> float:
-    """Returns how many messages of Draft streams all shards together have answered."""
-    return sum(server.total("histospec_rpc_seconds_count", method="Draft") for server in servers)
+def _answers(servers: Iterable[DraftServer]) -> tuple[float, float]:
+    """Returns how many messages all shards together have answered, without rehearsals, and in how many seconds."""
+    count, seconds = (
+        sum(server.total(f"histospec_rpc_seconds_{figure}", method="Draft") for server in servers)
+        for figure in ("count", "sum")
+    )
+    return count, seconds
 
 
 def _bench(run: Run, servers: Mapping[str, DraftServer]) -> Figures:
@@ -161,10 +166,11 @@ def _bench(run: Run, servers: Mapping[str, DraftServer]) -> Figures:
     del options["shards"]
     for name, value in options.items():
         command += [f"--{name.replace('_', '-')}", str(value)]
-    before = _messages(servers.values())
+    count, seconds = _answers(servers.values())
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, cwd=tempfile.gettempdir())
-    messages = _messages(servers.values()) - before
+    answered, answering = _answers(servers.values())
     figures: Figures = json.loads(done.stdout)
-    figures["messages_per_step"] = messages / (run.workers * (run.steps + WARM_STEPS))
+    figures["messages_per_step"] = (answered - count) / (run.workers * (run.steps + WARM_STEPS))
+    figures["answer_ms"] = 1e3 * (answering - seconds) / max(1.0, answered - count)
     figures["worker_steps_per_second"] = figures["steps_per_second"] / run.workers
     return {name: value for name, value in figures.items() if name not in options}

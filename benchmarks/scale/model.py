@@ -10,60 +10,93 @@ import numpy.typing as npt
 Figures = dict[str, float]
 Floats = npt.NDArray[np.float64]
 
+SHARED = 32  # sessions of a message from which on a shard drafts with all of its threads
+PARALLEL = 0.78  # share of the sessions' time that threads divide, as benchmarks/engine/threads.py measures it
+
 
 @dataclass(frozen=True)
 class Costs:
-    """CPU times. The defaults were fitted on two cores of an AMD EPYC; docs/scale.md says how well.
+    """CPU times. The defaults were fitted on two cores of an Intel Xeon; docs/scale.md says how well.
 
     Attributes:
-        message, problem, session, drafted: microseconds of a shard for a step: per message, per problem of its
-        sessions,
-            per session, and per drafted token.
+        message, problem, session, drafted: microseconds of a shard for a step, in which its other messages wait: per
+            message, per problem of its sessions, per session, and per drafted token.
+        beside: further microseconds of a shard per message, in which none waits: gRPC, and the rehearsal in the pause.
         client_step, client_message, client_session: microseconds of a worker for a step: once, per message, and per
             session.
         call, token: for an ingest on a shard: microseconds per call, and nanoseconds per token.
+        way: microseconds from the worker to the shard's event loop, and as many back, on one machine.
 
     """
 
-    message: float = 598.0
-    problem: float = 4.9
-    session: float = 3.2
+    message: float = 246.0
+    beside: float = 638.0
+    problem: float = 7.4
+    session: float = 3.8
     drafted: float = 2.0
-    client_step: float = 748.0
-    client_message: float = 111.0
-    client_session: float = 2.3
-    call: float = 1202.0
-    token: float = 150.0
+    client_step: float = 349.0
+    client_message: float = 235.0
+    client_session: float = 2.2
+    call: float = 1918.0
+    token: float = 158.0
+    way: float = 117.0
 
 
 @dataclass(frozen=True)
 class Fit:
-    """Costs, and their relative errors, one per measurement, in the order of the measurements."""
+    """Costs, and their relative errors, one per measurement, in the order of the measurements.
+
+    Attributes:
+        costs: the costs.
+        steps: the errors of the shards' CPU time of a step.
+        answers: those of the time in which a shard answers the step of a worker that is alone.
+        clients, ingests: those of a worker's CPU time of a step, and of a shard's for an ingested token.
+        warm: which part of `Costs.message` is left without a pause between two messages.
+
+    """
 
     costs: Costs
     steps: Floats
+    answers: Floats
     clients: Floats
     ingests: Floats
+    warm: float
 
 
-def fit(measured: Sequence[Figures]) -> Fit:
-    """Fits the costs by least squares of the relative errors. `measured` is the result of measure.measure()."""
-    steps = [m for m in measured if m["steps"] > 1]
+def fit(measured: Sequence[Figures], threads: int) -> Fit:
+    """Fits the costs by least squares of the relative errors.
+
+    `measured` is the result of measure.measure(); its shards have so many threads. The CPU time of a shard has all that
+    it does for a step. The time to its answers has what a step waits for; it counts where nothing else uses the cores.
+    """
+    steps = [m for m in measured if m["steps"] > 1 and m["interval"]]
+    alone = [m for m in steps if m["workers"] == m["shards"] == 1]
     ingests = [m for m in measured if m["steps"] == 1]
     idle = [m["idle_cpu_ms_per_second"] * m["shards"] / (m["worker_steps_per_second"] * m["workers"]) for m in steps]
-    rows = [
-        [m["messages_per_step"], m["batch"] / m["siblings"], m["batch"], m["batch"] * m["drafted_per_step"]]
-        for m in steps
-    ]
-    rows = [[messages, max(1.0, problems), *rest] for messages, problems, *rest in rows]
+    rows = [[m["messages_per_step"], m["messages_per_step"], *_sessions(m)] for m in steps]
+    rows += [[1.0, 0.0, *(divided(m["batch"], threads) * each for each in _sessions(m))] for m in alone]
     server = [1e3 * (m["server_cpu_ms_per_step"] - i) for m, i in zip(steps, idle, strict=True)]
-    step, step_off = _least_squares(rows, server)
+    shard, off = _least_squares(rows, server + [1e3 * m["answer_ms"] for m in alone])
     client, client_off = _least_squares(
         [[1.0, m["messages_per_step"], m["batch"]] for m in steps], [1e3 * m["client_cpu_ms_per_step"] for m in steps]
     )
+    ways = [1e3 * (m["step_p50_ms"] - m["client_cpu_ms_per_step"] - m["answer_ms"]) / 2 for m in alone]
     calls = [[1e3 / (m["length"] * min(m["together"], m["responses"])), 1.0] for m in ingests]
     ingest, ingest_off = _least_squares(calls, [m["ingest_cpu_ns_per_token"] for m in ingests])
-    return Fit(Costs(*step, *client, *ingest), step_off, client_off, ingest_off)
+    costs = Costs(*[*shard, *client, *ingest, float(np.median(ways))])
+    (busy,) = (m for m in measured if m["steps"] > 1 and not m["interval"])
+    warm = (1e3 * busy["answer_ms"] - float(np.dot(_sessions(busy), shard[2:]))) / costs.message
+    return Fit(costs, off[: len(steps)], off[len(steps) :], client_off, ingest_off, warm)
+
+
+def _sessions(m: Figures) -> list[float]:
+    """Returns how often a step costs `problem`, `session` and `drafted`."""
+    return [max(1.0, m["batch"] / m["siblings"]), m["batch"], m["batch"] * m["drafted_per_step"]]
+
+
+def divided(sessions: float, threads: int) -> float:
+    """Returns which part of the CPU time of a message's sessions the shard is busy with it."""
+    return 1 - PARALLEL * (1 - 1 / threads) if sessions >= SHARED else 1.0
 
 
 def _least_squares(rows: Sequence[Sequence[float]], values: Sequence[float]) -> tuple[list[float], Floats]:
@@ -124,7 +157,7 @@ class Plan:
 
     def step_us(self, costs: Costs, shards: int) -> float:
         """Returns the CPU microseconds of all shards together for one worker's step."""
-        return self.messages(shards) * costs.message + self.groups * self.group_us(costs)
+        return self.messages(shards) * (costs.message + costs.beside) + self.groups * self.group_us(costs)
 
     def group_us(self, costs: Costs) -> float:
         """Returns the CPU microseconds that the sessions of one problem add to a message."""

@@ -48,21 +48,21 @@ class Row:
 def main() -> None:
     """Measures if asked to, and prints the tables."""
     args = _arguments()
-    costs = Costs()
+    costs, warm = Costs(), Surroundings().warm
     if args.measure:
         args.measure.write_text(json.dumps(measure(args.rounds, args.quick), indent=1) + "\n")
     if (file := args.costs or args.measure) and not args.quick:
         measured = json.loads(file.read_text())
         kept = [m for m in measured if not held_out(m)]
-        fitted = fit(kept)
-        costs = fitted.costs
+        fitted = fit(kept, drafting_threads(args.cores))
+        costs, warm = fitted.costs, fitted.warm
         _print_fit(fitted, kept)
-        _print_validation(costs, [m for m in measured if held_out(m)], args.cores)
+        _print_validation(costs, warm, [m for m in measured if held_out(m)], args.cores)
     costs = Costs(*(value / args.faster for value in dataclasses.astuple(costs)))
     told = {name: value for name in _options() if (value := getattr(args, name)) is not None}
     gpus = [10] if args.quick else args.gpus
     plans = [Plan(gpus=n, **({"problems": PROBLEMS.get(n, 100 * n)} | told)) for n in gpus]
-    around = Surroundings(deadline_ms=args.deadline, threads=args.threads)
+    around = Surroundings(deadline_ms=args.deadline, threads=args.threads, warm=warm)
     rows = []
     print(
         f"\n{'GPUs':>6}  {'layout':<32}{'shards':>7}{'messages':>9}{'busy':>6}{'hottest':>8}{'p50':>9}{'p99':>9}"
@@ -154,12 +154,14 @@ def _print_fit(fitted: Fit, measured: Sequence[Figures]) -> None:
     print("costs, microseconds; of an ingested token, nanoseconds")
     for name, value in dataclasses.asdict(fitted.costs).items():
         print(f"  {name:<16}{value:12,.2f}")
-    for name, off in (("steps", fitted.steps), ("clients", fitted.clients), ("ingests", fitted.ingests)):
+    for name in ("steps", "answers", "clients", "ingests"):
+        off = getattr(fitted, name)
         print(f"  {name}: off by {np.median(np.abs(off)):.0%} (median), {np.abs(off).max():.0%} at most")
+    print(f"  a message without a pause before it costs {fitted.warm:.0%} of that")
     print(
         f"\n{'shards':>6}{'workers':>9}{'batch':>7}{'siblings':>10}{'draft':>7}{'messages':>10}{'CPU':>12}{'fitted':>9}"
     )
-    steps = [m for m in measured if m["steps"] > 1]
+    steps = [m for m in measured if m["steps"] > 1 and m["interval"]]
     for m, off in zip(steps, fitted.steps, strict=True):
         print(
             f"{m['shards']:6}{m['workers']:9}{m['batch']:7}{m['siblings']:10}{m['max_tokens']:7}"
@@ -172,11 +174,11 @@ def held_out(m: Figures) -> bool:
     return m["steps"] > 1 and (m["batch"], m["siblings"], m["max_tokens"]) == (256, 16, 16)
 
 
-def _print_validation(costs: Costs, measured: Sequence[Figures], cores: int) -> None:
+def _print_validation(costs: Costs, warm: float, measured: Sequence[Figures], cores: int) -> None:
     """Prints a table of simulated and measured results, for runs that were not fitted."""
     print(f"\n{'shards':>6}{'workers':>9}{'p50':>12}{'simulated':>12}{'off':>6}{'CPU':>9}{'simulated':>12}{'off':>6}")
     for m in sorted(measured, key=lambda m: (m["shards"], m["workers"])):
-        outcome, plan = simulated(m, costs, cores)
+        outcome, plan = simulated(m, costs, cores, warm)
         steps_per_second = plan.gpus * 1e3 / (plan.step_ms + float(outcome.millis.mean()))
         p50, cpu = outcome.percentile(50), 1e3 * outcome.cores / steps_per_second
         print(
@@ -185,7 +187,7 @@ def _print_validation(costs: Costs, measured: Sequence[Figures], cores: int) -> 
         )
 
 
-def simulated(m: Figures, costs: Costs, cores: int) -> tuple[Outcome, Plan]:
+def simulated(m: Figures, costs: Costs, cores: int, warm: float) -> tuple[Outcome, Plan]:
     """Simulates a measured run, with workers and shards on the cores of one machine."""
     plan = Plan(
         gpus=round(m["workers"]),
@@ -195,7 +197,8 @@ def simulated(m: Figures, costs: Costs, cores: int) -> tuple[Outcome, Plan]:
         drafted=m["drafted_per_step"],
     )
     # The workers of `histospec bench` start together, and each starts a step every `interval`.
-    around = Surroundings(deadline_ms=1e3, lockstep=True, threads=drafting_threads(cores), cores=cores)
+    threads = drafting_threads(cores)
+    around = Surroundings(deadline_ms=1e3, network_ms=0, lockstep=True, threads=threads, warm=warm, cores=cores)
     return simulate(plan, round(m["shards"]), costs, around, 400), plan
 
 

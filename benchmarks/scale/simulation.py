@@ -14,13 +14,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.scale.model import Costs, Plan
+from benchmarks.scale.model import Costs, Plan, divided
 
 NOISE = 1 << 16  # how many random numbers are drawn beforehand; they are used repeatedly
 WARM = 5  # about how many steps of each worker do not count
-SHARED = 32  # sessions of a message from which on a shard drafts with all of its threads
 SENDING = 0.6  # share of a worker's own time before its messages leave
-PARALLEL = 0.78  # share of the sessions' time that threads divide, as benchmarks/engine/threads.py measures it
 
 
 @dataclass(frozen=True)
@@ -29,14 +27,15 @@ class Surroundings:
 
     Attributes:
         deadline_ms: deadline of a step.
-        network_ms, jitter_ms: network latency one way: the minimum, and the mean of an exponential addition.
+        network_ms, jitter_ms: network latency one way, beyond `Costs.way`: the minimum, and the mean of an exponential
+            addition.
         service_spread: standard deviation of the logarithm of a message's service time. 0.2 makes the 99th percentile
             1.6 times the median, as docs/benchmarks.md has it.
         decode_spread: standard deviation of a decoding step, relative to its mean; a gamma distribution.
         lockstep: whether all workers start their steps together, as the data-parallel ranks of one engine do.
         threads: with how many threads a shard drafts (`--threads`).
         warm: how much of a message's fixed cost is left if it arrives while the shard is busy, whose caches then hold
-            what a message needs; benchmarks/service/messages.py measures it.
+            what a message needs.
         cores: how many cores workers and shards share; None: each has enough of its own.
 
     """
@@ -48,7 +47,7 @@ class Surroundings:
     decode_spread: float = 0.05
     lockstep: bool = False
     threads: int = 2
-    warm: float = 0.35
+    warm: float = 0.42
     cores: int | None = None
 
 
@@ -88,7 +87,7 @@ def simulate(
     work = _work(plan, shards, costs, around, rng)
     # Lists, because access to single numbers of an array is slow.
     noise = rng.lognormal(-(around.service_spread**2) / 2, around.service_spread, NOISE).tolist()
-    way = (around.network_ms + rng.exponential(around.jitter_ms, NOISE)).tolist()
+    way = (costs.way / 1e3 + around.network_ms + rng.exponential(around.jitter_ms, NOISE)).tolist()
     decode = _decode(plan.step_ms, around.decode_spread, rng)
     once = costs.client_step + plan.sequences * costs.client_session
     own = [(once + len(each) * costs.client_message) / 1e3 for each in work]
@@ -167,8 +166,9 @@ def _work(
     for row in owners:
         touched, groups = np.unique(row, return_counts=True)
         sessions = groups * plan.group_us(costs)
-        faster = np.where(groups * each >= SHARED, 1 - PARALLEL * (1 - 1 / around.threads), 1.0)
-        service, cpu = (costs.message + sessions * faster) / 1e3, (costs.message + sessions) / 1e3
+        faster = np.array([divided(number, around.threads) for number in groups * each])
+        service = (costs.message + sessions * faster) / 1e3
+        cpu = (costs.message + costs.beside + sessions) / 1e3
         work.append(list(zip(touched.tolist(), service.tolist(), cpu.tolist(), strict=True)))
     return work
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.scale.model import Costs, Plan, fit
-from benchmarks.scale.simulation import PARALLEL, SENDING, Surroundings, cheapest_shards, fewest_shards, simulate, tried
+from benchmarks.scale.model import PARALLEL, Costs, Plan, divided, fit
+from benchmarks.scale.simulation import SENDING, Surroundings, cheapest_shards, fewest_shards, simulate, tried
 from histospec.protocol.placement import place, problem_digest
 
 ROOT = Path(__file__).parents[2]
@@ -81,7 +81,8 @@ def test_the_same_seed_gives_the_same_outcome() -> None:
 def test_more_shards_never_need_less_cpu() -> None:
     needed = [PLAN.step_cores(Costs(), shards) for shards in range(1, 200)]
     assert needed == sorted(needed)
-    most = PLAN.gpus * PLAN.steps_per_second * PLAN.groups * (Costs().message + PLAN.group_us(Costs())) / 1e6
+    each = Costs().message + Costs().beside + PLAN.group_us(Costs())
+    most = PLAN.gpus * PLAN.steps_per_second * PLAN.groups * each / 1e6
     assert needed[-1] < most
     assert needed[-1] == pytest.approx(most, rel=0.05)  # a message a problem, and no more
 
@@ -108,12 +109,23 @@ STEPS = [
 ]
 
 
+def test_what_a_rehearsal_takes_keeps_a_core_busy_and_no_step_waiting() -> None:
+    plan = Plan(gpus=8)
+    without, beside = (
+        simulate(plan, 1, replace(NOTHING, message=500.0, beside=more), EXACT, steps=50) for more in (0.0, 500.0)
+    )
+    assert beside.millis.tolist() == without.millis.tolist()
+    assert beside.busy.tolist() == without.busy.tolist()
+    assert beside.cores == pytest.approx(2 * without.cores)
+
+
 def test_the_fit_finds_the_costs_that_made_the_measurements() -> None:
-    costs = Costs(300, 20, 5, 0.7, 150, 200, 2, 400, 80)
+    costs, threads = Costs(300, 200, 20, 5, 0.7, 150, 200, 2, 400, 80, way=90), 2
     measured: list[dict[str, float]] = []
     for batch, siblings, drafted, messages, together in STEPS:
         plan = Plan(sequences=batch, siblings=min(batch, siblings), drafted=drafted)
-        server = (messages * costs.message + plan.groups * plan.group_us(costs)) / 1e3
+        sessions = plan.groups * plan.group_us(costs) / 1e3
+        server = messages * (costs.message + costs.beside) / 1e3 + sessions
         client = (costs.client_step + messages * costs.client_message + batch * costs.client_session) / 1e3
         step: dict[str, float] = {
             "shards": 3,
@@ -122,15 +134,25 @@ def test_the_fit_finds_the_costs_that_made_the_measurements() -> None:
             "siblings": siblings,
             "drafted_per_step": drafted,
             "steps": 9,
+            "interval": 0.03,
         }
         step |= {"idle_cpu_ms_per_second": 4.0, "worker_steps_per_second": 30.0, "messages_per_step": messages}
-        step |= {"server_cpu_ms_per_step": server + 4 * 3 / 60, "client_cpu_ms_per_step": client}
+        step |= {"answer_ms": 0.0, "step_p50_ms": 0.0}
+        if messages == 1:
+            step |= {"shards": 1, "workers": 1, "answer_ms": costs.message / 1e3 + sessions * divided(batch, threads)}
+            step |= {"step_p50_ms": client + step["answer_ms"] + 2 * costs.way / 1e3}
+        idle = 4.0 * step["shards"] / (step["worker_steps_per_second"] * step["workers"])
+        step |= {"server_cpu_ms_per_step": server + idle, "client_cpu_ms_per_step": client}
         ingest: dict[str, float] = {"steps": 1, "length": 10 * batch, "responses": 16, "together": together}
         each = 1e3 * costs.call / (ingest["length"] * together) + costs.token
         measured += [step, ingest | {"ingest_cpu_ns_per_token": each}]
-    fitted = fit(measured)
+    warm = (0.4 * costs.message + costs.problem + costs.session + 8 * costs.drafted) / 1e3
+    measured.append(measured[0] | {"interval": 0.0, "answer_ms": warm})
+    fitted = fit(measured, threads)
     assert list(asdict(fitted.costs).values()) == pytest.approx(list(asdict(costs).values()))
+    assert fitted.warm == pytest.approx(0.4)
     assert abs(fitted.steps).max() < 1e-9
+    assert abs(fitted.answers).max() < 1e-9
 
 
 def test_the_fewest_shards_are_enough_and_fewer_are_not() -> None:
