@@ -16,15 +16,16 @@ PARALLEL = 0.78  # share of the sessions' time that threads divide, as benchmark
 
 @dataclass(frozen=True)
 class Costs:
-    """CPU times. The defaults were fitted on two cores of an Intel Xeon; docs/scale.md says how well.
+    """What steps and ingests cost. The defaults were fitted on two cores of an Intel Xeon; docs/scale.md says how well.
 
     Attributes:
-        message, problem, session, drafted: microseconds of a shard for a step, in which its other messages wait: per
-            message, per problem of its sessions, per session, and per drafted token.
-        beside: further microseconds of a shard per message, in which none waits: gRPC, and the rehearsal in the pause.
-        client_step, client_message, client_session: microseconds of a worker for a step: once, per message, and per
-            session.
-        call, token: for an ingest on a shard: microseconds per call, and nanoseconds per token.
+        message, problem, session, drafted: CPU microseconds of a shard's event loop for a step: per message, per
+            problem of its sessions, per session, and per drafted token. Meanwhile other messages wait.
+        beside: further CPU microseconds of a shard per message, for which no step waits: gRPC's threads, and the
+            rehearsal in the pause.
+        client_step, client_message, client_session: CPU microseconds of a worker for a step: once, per message, and
+            per session.
+        call, token: CPU time of a shard for an ingest: microseconds per call, and nanoseconds per token.
         way: microseconds from the worker to the shard's event loop, and as many back, on one machine.
 
     """
