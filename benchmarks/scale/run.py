@@ -53,6 +53,8 @@ def main() -> None:
         args.measure.write_text(json.dumps(measure(args.rounds, args.quick), indent=1) + "\n")
     if (file := args.costs or args.measure) and not args.quick:
         measured = json.loads(file.read_text())
+        if not all("answer_ms" in m for m in measured):
+            raise SystemExit(f"{file}: answer_ms: is missing; measure again, an earlier version wrote this file")
         kept = [m for m in measured if not held_out(m)]
         fitted = fit(kept, drafting_threads(args.cores))
         costs, warm = fitted.costs, fitted.warm

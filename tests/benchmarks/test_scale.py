@@ -176,9 +176,11 @@ def test_a_deadline_that_no_shard_can_keep() -> None:
         (["--gpus", "2", "--sequences", "16", "--cell", "1"], 0, "cells of 1, lockstep, cheapest"),
         (["--gpus", "0"], 2, "--gpus: must be at least 1, is 0"),
         (["--step-ms", "-1"], 2, "--step-ms: must be above 0, is -1.0"),
+        (["--costs", "old.json"], 1, "old.json: answer_ms: is missing; measure again"),
     ],
 )
 def test_the_program(options: list[str], code: int, said: str, tmp_path: Path) -> None:
+    Path(tmp_path, "old.json").write_text('[{"steps": 9}]')
     command = [sys.executable, "-m", "benchmarks.scale.run", *options]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=os.environ | {"PYTHONPATH": ROOT})
     assert done.returncode == code, done.stderr
