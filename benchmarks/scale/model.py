@@ -21,17 +21,17 @@ class Costs:
     Attributes:
         message, problem, session, drafted: CPU microseconds of a shard's event loop for a step: per message, per
             problem of its sessions, per session, and per drafted token. Meanwhile other messages wait.
-        beside: further CPU microseconds of a shard per message, for which no step waits: gRPC's threads, and the
+        background: further CPU microseconds of a shard per message, for which no step waits: gRPC's threads, and the
             rehearsal in the pause.
         client_step, client_message, client_session: CPU microseconds of a worker for a step: once, per message, and
             per session.
         call, token: CPU time of a shard for an ingest: microseconds per call, and nanoseconds per token.
-        way: microseconds from the worker to the shard's event loop, and as many back, on one machine.
+        one_way: latency of a message in microseconds, each way, between a worker and a shard on one machine.
 
     """
 
     message: float = 246.0
-    beside: float = 638.0
+    background: float = 638.0
     problem: float = 7.4
     session: float = 3.8
     drafted: float = 2.0
@@ -40,7 +40,7 @@ class Costs:
     client_session: float = 2.2
     call: float = 1918.0
     token: float = 158.0
-    way: float = 117.0
+    one_way: float = 117.0
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def fit(measured: Sequence[Figures], threads: int) -> Fit:
     `measured` is the result of measure.measure(); its shards have so many threads. The CPU time of a shard has all that
     it does for a step. The time to its answers has what a step waits for; it counts where nothing else uses the cores.
     """
-    steps = [m for m in measured if m["steps"] > 1 and m["interval"]]
+    steps = paused_steps(measured)
     alone = [m for m in steps if m["workers"] == m["shards"] == 1]
     ingests = [m for m in measured if m["steps"] == 1]
     idle = [m["idle_cpu_ms_per_second"] * m["shards"] / (m["worker_steps_per_second"] * m["workers"]) for m in steps]
@@ -81,13 +81,18 @@ def fit(measured: Sequence[Figures], threads: int) -> Fit:
     client, client_off = _least_squares(
         [[1.0, m["messages_per_step"], m["batch"]] for m in steps], [1e3 * m["client_cpu_ms_per_step"] for m in steps]
     )
-    ways = [1e3 * (m["step_p50_ms"] - m["client_cpu_ms_per_step"] - m["answer_ms"]) / 2 for m in alone]
+    latencies = [1e3 * (m["step_p50_ms"] - m["client_cpu_ms_per_step"] - m["answer_ms"]) / 2 for m in alone]
     calls = [[1e3 / (m["length"] * min(m["together"], m["responses"])), 1.0] for m in ingests]
     ingest, ingest_off = _least_squares(calls, [m["ingest_cpu_ns_per_token"] for m in ingests])
-    costs = Costs(*[*shard, *client, *ingest, float(np.median(ways))])
+    costs = Costs(*[*shard, *client, *ingest, float(np.median(latencies))])
     (busy,) = (m for m in measured if m["steps"] > 1 and not m["interval"])
     warm = (1e3 * busy["answer_ms"] - float(np.dot(_sessions(busy), shard[2:]))) / costs.message
     return Fit(costs, off[: len(steps)], off[len(steps) :], client_off, ingest_off, warm)
+
+
+def paused_steps(measured: Sequence[Figures]) -> list[Figures]:
+    """Returns the measurements of steps with pauses, to which the costs of a step are fitted."""
+    return [m for m in measured if m["steps"] > 1 and m["interval"]]
 
 
 def _sessions(m: Figures) -> list[float]:
@@ -158,7 +163,7 @@ class Plan:
 
     def step_us(self, costs: Costs, shards: int) -> float:
         """Returns the CPU microseconds of all shards together for one worker's step."""
-        return self.messages(shards) * (costs.message + costs.beside) + self.groups * self.group_us(costs)
+        return self.messages(shards) * (costs.message + costs.background) + self.groups * self.group_us(costs)
 
     def group_us(self, costs: Costs) -> float:
         """Returns the CPU microseconds that the sessions of one problem add to a message."""

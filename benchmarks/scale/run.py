@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.scale.measure import measure
-from benchmarks.scale.model import Costs, Figures, Fit, Plan, fit
+from benchmarks.scale.model import Costs, Figures, Fit, Plan, fit, paused_steps
 from benchmarks.scale.simulation import Outcome, Surroundings, cheapest_shards, fewest_shards, simulate
 from histospec.server.machine import drafting_threads
 
@@ -59,7 +59,7 @@ def main() -> None:
         fitted = fit(kept, drafting_threads(args.cores))
         costs, warm = fitted.costs, fitted.warm
         _print_fit(fitted, kept)
-        _print_validation(costs, warm, [m for m in measured if held_out(m)], args.cores)
+        _print_validation(fitted, [m for m in measured if held_out(m)], args.cores)
     costs = Costs(*(value / args.faster for value in dataclasses.astuple(costs)))
     told = {name: value for name in _options() if (value := getattr(args, name)) is not None}
     gpus = [10] if args.quick else args.gpus
@@ -163,8 +163,7 @@ def _print_fit(fitted: Fit, measured: Sequence[Figures]) -> None:
     print(
         f"\n{'shards':>6}{'workers':>9}{'batch':>7}{'siblings':>10}{'draft':>7}{'messages':>10}{'CPU':>12}{'fitted':>9}"
     )
-    steps = [m for m in measured if m["steps"] > 1 and m["interval"]]
-    for m, off in zip(steps, fitted.steps, strict=True):
+    for m, off in zip(paused_steps(measured), fitted.steps, strict=True):
         print(
             f"{m['shards']:6}{m['workers']:9}{m['batch']:7}{m['siblings']:10}{m['max_tokens']:7}"
             f"{m['messages_per_step']:10.2f}{m['server_cpu_ms_per_step']:9.2f} ms{off:+9.0%}"
@@ -176,11 +175,11 @@ def held_out(m: Figures) -> bool:
     return m["steps"] > 1 and (m["batch"], m["siblings"], m["max_tokens"]) == (256, 16, 16)
 
 
-def _print_validation(costs: Costs, warm: float, measured: Sequence[Figures], cores: int) -> None:
+def _print_validation(fitted: Fit, measured: Sequence[Figures], cores: int) -> None:
     """Prints a table of simulated and measured results, for runs that were not fitted."""
     print(f"\n{'shards':>6}{'workers':>9}{'p50':>12}{'simulated':>12}{'off':>6}{'CPU':>9}{'simulated':>12}{'off':>6}")
     for m in sorted(measured, key=lambda m: (m["shards"], m["workers"])):
-        outcome, plan = simulated(m, costs, cores, warm)
+        outcome, plan = simulated(m, fitted, cores)
         steps_per_second = plan.gpus * 1e3 / (plan.step_ms + float(outcome.millis.mean()))
         p50, cpu = outcome.percentile(50), 1e3 * outcome.cores / steps_per_second
         print(
@@ -189,7 +188,7 @@ def _print_validation(costs: Costs, warm: float, measured: Sequence[Figures], co
         )
 
 
-def simulated(m: Figures, costs: Costs, cores: int, warm: float) -> tuple[Outcome, Plan]:
+def simulated(m: Figures, fitted: Fit, cores: int) -> tuple[Outcome, Plan]:
     """Simulates a measured run, with workers and shards on the cores of one machine."""
     plan = Plan(
         gpus=round(m["workers"]),
@@ -200,8 +199,8 @@ def simulated(m: Figures, costs: Costs, cores: int, warm: float) -> tuple[Outcom
     )
     # The workers of `histospec bench` start together, and each starts a step every `interval`.
     threads = drafting_threads(cores)
-    around = Surroundings(deadline_ms=1e3, network_ms=0, lockstep=True, threads=threads, warm=warm, cores=cores)
-    return simulate(plan, round(m["shards"]), costs, around, 400), plan
+    around = Surroundings(deadline_ms=1e3, network_ms=0, lockstep=True, threads=threads, warm=fitted.warm, cores=cores)
+    return simulate(plan, round(m["shards"]), fitted.costs, around, 400), plan
 
 
 if __name__ == "__main__":

@@ -27,8 +27,8 @@ class Surroundings:
 
     Attributes:
         deadline_ms: deadline of a step.
-        network_ms, jitter_ms: network latency one way, beyond `Costs.way`: the minimum, and the mean of an exponential
-            addition.
+        network_ms, jitter_ms: network latency one way, in addition to `Costs.one_way`: the minimum, and the mean of an
+            exponential addition.
         service_spread: standard deviation of the logarithm of a message's service time. 0.2 makes the 99th percentile
             1.6 times the median, as docs/benchmarks.md has it.
         decode_spread: standard deviation of a decoding step, relative to its mean; a gamma distribution.
@@ -87,7 +87,7 @@ def simulate(
     work = _work(plan, shards, costs, around, rng)
     # Lists, because access to single numbers of an array is slow.
     noise = rng.lognormal(-(around.service_spread**2) / 2, around.service_spread, NOISE).tolist()
-    way = (costs.way / 1e3 + around.network_ms + rng.exponential(around.jitter_ms, NOISE)).tolist()
+    way = (costs.one_way / 1e3 + around.network_ms + rng.exponential(around.jitter_ms, NOISE)).tolist()
     decode = _decode(plan.step_ms, around.decode_spread, rng)
     once = costs.client_step + plan.sequences * costs.client_session
     own = [(once + len(each) * costs.client_message) / 1e3 for each in work]
@@ -168,7 +168,7 @@ def _work(
         sessions = groups * plan.group_us(costs)
         faster = np.array([divided(number, around.threads) for number in groups * each])
         service = (costs.message + sessions * faster) / 1e3
-        cpu = (costs.message + costs.beside + sessions) / 1e3
+        cpu = (costs.message + costs.background + sessions) / 1e3
         work.append(list(zip(touched.tolist(), service.tolist(), cpu.tolist(), strict=True)))
     return work
 

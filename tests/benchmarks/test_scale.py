@@ -81,7 +81,7 @@ def test_the_same_seed_gives_the_same_outcome() -> None:
 def test_more_shards_never_need_less_cpu() -> None:
     needed = [PLAN.step_cores(Costs(), shards) for shards in range(1, 200)]
     assert needed == sorted(needed)
-    each = Costs().message + Costs().beside + PLAN.group_us(Costs())
+    each = Costs().message + Costs().background + PLAN.group_us(Costs())
     most = PLAN.gpus * PLAN.steps_per_second * PLAN.groups * each / 1e6
     assert needed[-1] < most
     assert needed[-1] == pytest.approx(most, rel=0.05)  # a message a problem, and no more
@@ -111,21 +111,21 @@ STEPS = [
 
 def test_what_a_rehearsal_takes_keeps_a_core_busy_and_no_step_waiting() -> None:
     plan = Plan(gpus=8)
-    without, beside = (
-        simulate(plan, 1, replace(NOTHING, message=500.0, beside=more), EXACT, steps=50) for more in (0.0, 500.0)
+    without, rehearsed = (
+        simulate(plan, 1, replace(NOTHING, message=500.0, background=more), EXACT, steps=50) for more in (0.0, 500.0)
     )
-    assert beside.millis.tolist() == without.millis.tolist()
-    assert beside.busy.tolist() == without.busy.tolist()
-    assert beside.cores == pytest.approx(2 * without.cores)
+    assert rehearsed.millis.tolist() == without.millis.tolist()
+    assert rehearsed.busy.tolist() == without.busy.tolist()
+    assert rehearsed.cores == pytest.approx(2 * without.cores)
 
 
 def test_the_fit_finds_the_costs_that_made_the_measurements() -> None:
-    costs, threads = Costs(300, 200, 20, 5, 0.7, 150, 200, 2, 400, 80, way=90), 2
+    costs, threads = Costs(300, 200, 20, 5, 0.7, 150, 200, 2, 400, 80, one_way=90), 2
     measured: list[dict[str, float]] = []
     for batch, siblings, drafted, messages, together in STEPS:
         plan = Plan(sequences=batch, siblings=min(batch, siblings), drafted=drafted)
         sessions = plan.groups * plan.group_us(costs) / 1e3
-        server = messages * (costs.message + costs.beside) / 1e3 + sessions
+        server = messages * (costs.message + costs.background) / 1e3 + sessions
         client = (costs.client_step + messages * costs.client_message + batch * costs.client_session) / 1e3
         step: dict[str, float] = {
             "shards": 3,
@@ -140,7 +140,7 @@ def test_the_fit_finds_the_costs_that_made_the_measurements() -> None:
         step |= {"answer_ms": 0.0, "step_p50_ms": 0.0}
         if messages == 1:
             step |= {"shards": 1, "workers": 1, "answer_ms": costs.message / 1e3 + sessions * divided(batch, threads)}
-            step |= {"step_p50_ms": client + step["answer_ms"] + 2 * costs.way / 1e3}
+            step |= {"step_p50_ms": client + step["answer_ms"] + 2 * costs.one_way / 1e3}
         idle = 4.0 * step["shards"] / (step["worker_steps_per_second"] * step["workers"])
         step |= {"server_cpu_ms_per_step": server + idle, "client_cpu_ms_per_step": client}
         ingest: dict[str, float] = {"steps": 1, "length": 10 * batch, "responses": 16, "together": together}

@@ -124,10 +124,10 @@ void LiveText::append(TextId id, Tokens tokens) {
   const std::size_t before = text.tokens.size();
   try {
     if (before + tokens.size() > text.tokens.capacity()) {
-      const std::size_t room = room_for(before + tokens.size(), texts_[text.prompt].hash + id);
-      text.tokens.reserve(room);
-      text.links.reserve(room);
-      text.chunks.reserve((room + kChunk - 1) / kChunk);
+      const std::size_t capacity = capacity_for(before + tokens.size(), texts_[text.prompt].hash + id);
+      text.tokens.reserve(capacity);
+      text.links.reserve(capacity);
+      text.chunks.reserve((capacity + kChunk - 1) / kChunk);
     }
     text.tokens.insert(text.tokens.end(), tokens.begin(), tokens.end());
     make_room(id);
@@ -140,10 +140,10 @@ void LiveText::append(TextId id, Tokens tokens) {
   }
 }
 
-// The tokens for which a text of `size` tokens has room: twice as many each time that it grows. Texts with another
-// `salt` grow at other sizes. If all sessions grew in the same step, as those would that generate in step, that step
-// would copy them all: 40 ms for 256 sessions of 32,768 tokens.
-std::size_t LiveText::room_for(std::size_t size, std::uint64_t salt) {
+// The capacity of a text of `size` tokens, which doubles as the text grows; `salt` chooses at which sizes. If it
+// doubled at the same size for all, a step of 256 sessions of 32,768 tokens each could copy all their texts, which
+// takes 40 ms.
+std::size_t LiveText::capacity_for(std::size_t size, std::uint64_t salt) {
   constexpr std::size_t kLeast = 64, kSizes = 1024;
   std::size_t room = kLeast * (kSizes + salt * 617 % kSizes);
   while (room < size * kSizes) room *= 2;

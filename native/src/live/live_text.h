@@ -138,7 +138,7 @@ class LiveText {
   TextId find_prompt(Tokens prompt, std::uint64_t hash) const;
   void release(TextId text);
   void free(TextId text);
-  static std::size_t room_for(std::size_t size, std::uint64_t salt);
+  static std::size_t capacity_for(std::size_t size, std::uint64_t salt);
   void make_room(TextId text);
   void link(TextId text, std::size_t most);
   void unlink(Text& text, std::uint32_t i);
