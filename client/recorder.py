@@ -5,6 +5,7 @@ processes of one machine may share a file. The recorder counts responses that it
 """
 
 import atexit
+import contextlib
 import json
 import logging
 import os
@@ -27,7 +28,7 @@ VARIABLE = "HISTOSPEC_RECORD"
 MOST_WAITING = 64 << 20
 """How many bytes of tokens may wait to be written. Beyond that the disk is too slow, and recording stops."""
 PATIENCE = 1.0
-"""How many seconds a shutdown, or the end of the process, waits for the last lines."""
+"""How many seconds a shutdown, or the end of the process, waits for the next of the last lines."""
 
 
 class Recorder:
@@ -89,7 +90,10 @@ class Recorder:
         self._writer.put((fields, prompt, tokens, generated))
 
     def close(self) -> None:
-        """Waits at most `PATIENCE` seconds for the last lines. A later `keep` starts a new thread."""
+        """Waits for the last lines, while one is written every `PATIENCE` seconds; counts the others as lost.
+
+        A later `keep` starts a new thread.
+        """
         self._writer.end()
 
 
@@ -158,9 +162,27 @@ class _Writer:
         with self._lock:
             thread, self._thread = self._thread, None
             items, self._items = self._items, queue.SimpleQueue()
-        if thread is not None:
-            items.put(None)
+        if thread is None:
+            return
+        items.put(None)
+        while thread.is_alive():
+            before = self.written + self.lost
             thread.join(PATIENCE)
+            if thread.is_alive() and self.written + self.lost == before:
+                self._give_up(items)
+                return
+
+    def _give_up(self, items: "queue.SimpleQueue[_Item | None]") -> None:
+        """Takes from the thread what it has not begun to write."""
+        with self._lock:
+            left = 0
+            with contextlib.suppress(queue.Empty):
+                while (item := items.get_nowait()) is not None:
+                    self._waiting -= len(item[1]) + len(item[2])
+                    left += 1
+            items.put(None)
+            self.lost += left
+            self._stop(f"the disk is too slow, {left} responses are not written")
 
     def _run(self, items: "queue.SimpleQueue[_Item | None]") -> None:
         while (item := items.get()) is not None:

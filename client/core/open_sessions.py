@@ -30,7 +30,7 @@ class OpenSessions:
         """Opens sessions; those that continue an aborted response belong to its problem."""
         self.by_number.update({session.number: session for session in sessions})
         for session in sessions:
-            if not session.generated and (first := self._aborted.find(session.problem, session.prompt)) is not None:
+            if (first := self._aborted.find(session.problem, session.prompt)) is not None:
                 session.resume(first)
             shard = self._owners[session.number] = self._owner(session)
             shard.open(session)

@@ -16,9 +16,11 @@ import pytest
 
 from histospec.client import AsyncDraftClient, ConfigurationError, DraftClient, Response
 from histospec.client import recorder as recorder_module
+from histospec.client.config import Timeouts
 from histospec.client.recorder import Recorder
 from histospec.replay import command as replay
 from tests.support.servers import Server
+from tests.support.waiting import eventually
 
 ABSENT = "127.0.0.1:9"
 
@@ -164,6 +166,59 @@ def test_a_disk_that_hangs_holds_nobody_up(
     said = [record.message for record in caplog.records if "HISTOSPEC_RECORD" in record.message]
     assert len(said) == 1
     assert "MiB wait; recording stops, the run goes on" in said[0]
+
+
+def test_the_end_waits_while_lines_are_written(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each wait for the thread lets it write one line of ten."""
+    allowed = threading.Semaphore(0)
+    write, join = os.write, threading.Thread.join
+
+    def slow(number: int, line: bytes) -> int:
+        assert allowed.acquire(timeout=60)
+        return write(number, line)
+
+    def wait(thread: threading.Thread, timeout: float | None = None) -> None:
+        before = client.stats().recorded
+        if thread.name == "histospec-record":
+            allowed.release()
+            while thread.is_alive() and client.stats().recorded == before:
+                join(thread, 0.01)
+        else:
+            join(thread, timeout)
+
+    monkeypatch.setattr(os, "write", slow)
+    monkeypatch.setattr(threading.Thread, "join", wait)
+    client = DraftClient(ABSENT, "run", timeouts=Timeouts(shutdown=0.01))
+    client.close(client.open([[1, 2]] * 10, generated=[[3, 4, 5]] * 10))
+    client.shutdown()
+    assert (client.stats().recorded, client.stats().unrecorded, len(recorded(file))) == (10, 0, 10)
+
+
+def test_what_is_not_written_at_the_end_is_counted(
+    file: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    begun, back = threading.Event(), threading.Event()
+    write = os.write
+
+    def hang(number: int, line: bytes) -> int:
+        begun.set()
+        assert back.wait(60)
+        return write(number, line)
+
+    monkeypatch.setattr(recorder_module, "PATIENCE", 0.05)
+    monkeypatch.setattr(os, "write", hang)
+    client = DraftClient(ABSENT, "run", timeouts=Timeouts(shutdown=0.01))
+    client.close(client.open([[1, 2]] * 10, generated=[[3, 4, 5]] * 10))
+    assert begun.wait(60)
+    client.shutdown()
+    assert (client.stats().recorded, client.stats().unrecorded) == (0, 9)
+    said = [record.message for record in caplog.records if "HISTOSPEC_RECORD" in record.message]
+    assert [line.partition("; ")[0] for line in said] == [
+        f"HISTOSPEC_RECORD: {file}: the disk is too slow, 9 responses are not written"
+    ]
+    back.set()
+    eventually(lambda: client.stats().recorded == 1, "the line in the thread's hands is written")
+    assert client.stats().unrecorded == 9
 
 
 RUN = """

@@ -2,7 +2,9 @@
 
 import contextlib
 import itertools
+import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -122,6 +124,25 @@ def test_a_close_that_overtakes_the_answer_commits_the_whole(workers: list[Draft
     assert responses(second, PROMPTS) == [[TEXT]] * 8
     (stored,) = second.history(PROMPTS[0])
     assert (stored.reward, stored.logprobs) == (1.0, None)
+
+
+def test_a_worker_knows_what_it_aborted_when_the_server_has_forgotten_it(
+    start_server: Starter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where a session begins with tokens: a scheduler opens one for each whole response, to commit it."""
+    server = start_server()
+    recorded = tmp_path / "recorded.jsonl"
+    monkeypatch.setenv("HISTOSPEC_RECORD", str(recorded))
+    with DraftClient(server.endpoint, "run", timeouts=Timeouts(step=30.0, shutdown=60.0)) as client:
+        abort(client, write(client, PROMPTS, TEXT[:30]))
+        server.restart()
+        begun = [[*p, *TEXT[:30]] for p in PROMPTS]
+        client.finish(client.open(begun, generated=[TEXT[30:]] * 8), epochs=3)
+        flushed(client)
+        assert responses(client, PROMPTS) == [[TEXT]] * 8
+        assert responses(client, begun) == [[]] * 8
+    lines = [json.loads(line) for line in recorded.read_text().splitlines()]
+    assert [(line["prompt"], line["tokens"]) for line in lines] == [(prompt, TEXT) for prompt in PROMPTS]
 
 
 def test_what_is_dropped_is_not_continued(workers: list[DraftClient]) -> None:
