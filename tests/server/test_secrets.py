@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import socket
 import struct
 from collections.abc import Callable, Iterable
@@ -10,6 +11,8 @@ from pathlib import Path
 
 import pytest
 import structlog
+from hypothesis import given
+from hypothesis import strategies as st
 
 from histospec.client.config import configure
 from histospec.client.errors import ConfigurationError
@@ -174,6 +177,31 @@ def test_how_values_are_shown() -> None:
     assert without_secrets("see redis:/u:p/q@h:1 and http://h/x?token=abc, Bearer abc") == (
         "see redis:/…@h:1 and http://h/x?…, Bearer …"
     )
+
+
+WORDS = st.lists(
+    st.sampled_from([":", "/", "//", "://", "@", "?", "a", " ", ",", "'", ")", "token=", "bearer "]), max_size=14
+)
+NAIVE = (
+    (re.compile(r"(:/{1,2})\S*@"), r"\1…@"),
+    (re.compile(r"(:/{1,2}[^\s?]*)\?[^\s'\",;)]+"), r"\1?…"),
+    (re.compile(r"(?i)(?<!\.)\b(bearer\s+|(?:password|secret|token)\s*[=:]\s*)[^\s,;]+"), r"\1…"),
+)
+"""They take the square of a text's length."""
+
+
+@given(WORDS)
+def test_texts_are_cleaned_as_by_slow_expressions(words: list[str]) -> None:
+    expected = "".join(words)
+    for expression, shown in NAIVE:
+        expected = expression.sub(shown, expected)
+    assert without_secrets("".join(words)) == expected
+
+
+@pytest.mark.parametrize("word", ["://", "://?", "://@", ":/?,", "token ", "bearer ", "token: "])
+def test_a_megabyte_is_cleaned_without_looking_at_it_again_and_again(word: str) -> None:
+    """By the expressions above, it would take hours."""
+    assert without_secrets(word * ((1 << 20) // len(word)))
 
 
 def test_a_traceback_in_the_log_has_no_secrets() -> None:
