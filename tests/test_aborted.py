@@ -1,10 +1,12 @@
 """Which aborted response a prompt continues, against a naive search."""
 
+from typing import Any
+
 from hypothesis import given
 from hypothesis import strategies as st
 
 from histospec.protocol import aborted, alternatives
-from histospec.protocol.aborted import LIMIT, SECONDS, TAIL, Aborted, AbortedResponses
+from histospec.protocol.aborted import LIMIT, LINKS, SECONDS, TAIL, Aborted, AbortedResponses
 
 TOKENS = st.lists(st.integers(0, 1), min_size=1, max_size=6)
 
@@ -60,6 +62,54 @@ def test_parts_of_one_response_lead_to_its_prompt() -> None:
     known.add("", Aborted.of(data([1, 2]), data([3, 4, 5])))
     known.add("", Aborted.of(data([1, 2, 3, 4, 5]), data([6])))  # of a worker that was not told
     assert known.find("", data([1, 2, 3, 4, 5, 6])) == 2
+
+
+def test_a_chain_of_responses_is_followed_only_so_far() -> None:
+    """Each link costs a digest of the text, and a caller can make as many as there is room for."""
+    known: AbortedResponses[str] = AbortedResponses()
+    text = list(range(100))
+    for end in range(1, 100):
+        known.add("", Aborted.of(data(text[:end]), data(text[end : end + 1])))
+    assert known.find("", data(text)) == 100 - LINKS
+
+
+def test_many_responses_to_one_prompt_are_not_compared_one_by_one() -> None:
+    class Counted(bytes):
+        compared = 0
+
+        def __lt__(self, other: bytes) -> bool:
+            Counted.compared += 1
+            return bytes(self) < bytes(other)
+
+        __gt__ = __lt__  # type: ignore[assignment]
+
+        def __eq__(self, other: object) -> bool:
+            Counted.compared += 1
+            return bytes(self) == other
+
+        __hash__ = bytes.__hash__
+
+        def startswith(self, *args: Any) -> bool:
+            Counted.compared += 1
+            return super().startswith(*args)
+
+    known: AbortedResponses[str] = AbortedResponses()
+    for number in range(1000):
+        known.add("", Aborted.of(data([1]), data([number]))._replace(tail=Counted(data([number]))))
+    Counted.compared = 0
+    assert known.find("", data([1, 999])) == 1
+    assert known.find("", data([1, 2000])) is None
+    assert Counted.compared < 100
+
+
+def test_one_tenant_does_not_push_out_what_others_aborted() -> None:
+    known: AbortedResponses[tuple[str, str]] = AbortedResponses(tenant=lambda problem: problem[0][0])
+    known.add(("a-run", ""), Aborted.of(data([1]), data([2])))
+    for number in range(LIMIT + 10):
+        known.add((f"b-{number % 100}", ""), Aborted.of(data([number]), data([1])))
+    assert len(known) == LIMIT
+    assert known.find(("a-run", ""), data([1, 2])) == 1
+    assert known.find(("b-0", ""), data([0, 1])) is None
 
 
 def test_the_oldest_are_forgotten() -> None:

@@ -91,7 +91,9 @@ class History:
         self.epochs = Epochs(store, watch_seconds, self._follow)
         self.tenants = tenants
         self.namespaces = Namespaces(max_namespaces, tenants)
-        self.aborted: AbortedResponses[tuple[str, str]] = AbortedResponses()  # by namespace and problem id
+        self.aborted: AbortedResponses[tuple[str, str]] = AbortedResponses(  # by namespace and problem id
+            tenant=lambda problem: self.namespaces.tenant(problem[0])
+        )
         self._engine = engine
         self._store = store
         self._indexing = Indexing(engine)

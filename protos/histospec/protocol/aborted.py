@@ -8,7 +8,8 @@ Client and server keep what they were told for an hour, and the newest `LIMIT` r
 """
 
 import time
-from collections import OrderedDict
+from bisect import bisect_left, insort
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Hashable
 from hashlib import blake2b
 from typing import Generic, NamedTuple, TypeVar
@@ -21,6 +22,8 @@ SECONDS = 3600.0
 """How long an aborted response may wait: new weights take minutes at most."""
 LIMIT = 16384
 """Responses that one process keeps; each takes less than 1 KiB."""
+LINKS = 8
+"""Aborted responses that are followed from a prompt: each costs a digest of the text."""
 DIGEST = 16  # bytes
 TOKEN = 4
 
@@ -52,45 +55,62 @@ class AbortedResponses(Generic[Problem]):
 
     Args:
         clock: monotonic clock in seconds.
+        tenant: whose responses those of a problem are. Beyond `LIMIT`, the tenant with the most loses its oldest.
 
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, tenant: Callable[[Problem], str] = lambda _: ""
+    ) -> None:
         self._clock = clock
-        # The oldest first: when each was aborted, by problem and response.
-        self._since: OrderedDict[tuple[Problem, Aborted], float] = OrderedDict()
-        self._anchors: dict[Problem, dict[int, dict[bytes, list[Aborted]]]] = {}  # by problem, anchor and digest
+        self._tenant = tenant
+        # When each was aborted, the oldest first, by tenant.
+        self._since: defaultdict[str, OrderedDict[tuple[Problem, Aborted], float]] = defaultdict(OrderedDict)
+        # Tail and prompt of each, in order, by problem, anchor and digest.
+        self._anchors: dict[Problem, dict[int, dict[bytes, list[tuple[bytes, int]]]]] = {}
+        self._size = 0
 
     def __len__(self) -> int:
-        return len(self._since)
+        return self._size
 
     def add(self, problem: Problem, response: Aborted) -> None:
         """Adds a response. `problem`: its explicit name, or what all problems without a name share."""
+        since = self._since[self._tenant(problem)]
         key = problem, response
-        if key not in self._since:
+        if key not in since:
             by_digest = self._anchors.setdefault(problem, {}).setdefault(response.anchor, {})
-            by_digest.setdefault(response.digest, []).append(response)
-        self._since[key] = self._clock()
-        self._since.move_to_end(key)
-        while len(self._since) > LIMIT:
-            self._remove(next(iter(self._since)))
+            insort(by_digest.setdefault(response.digest, []), (response.tail, response.prompt))
+            self._size += 1
+        since[key] = self._clock()
+        since.move_to_end(key)
+        while self._size > LIMIT:
+            most = max(self._since, key=lambda tenant: len(self._since[tenant]))
+            self._remove(most, next(iter(self._since[most])))
 
     def find(self, problem: Problem, text: bytes) -> int | None:
         """Returns how many tokens of `text`, int32, are the prompt of the response that it continues; None: of none."""
-        while self._since and self._clock() - next(iter(self._since.values())) > SECONDS:
-            self._remove(next(iter(self._since)))
-        found = None
+        self._expire()
+        found, left = None, memoryview(text)
         # A response that was continued and aborted again may be known as two.
-        while (prompt := self._prompt(problem, text)) is not None:
-            text, found = text[: prompt * TOKEN], prompt
+        for _ in range(LINKS):
+            if (prompt := self._prompt(problem, left)) is None:
+                break
+            left, found = left[: prompt * TOKEN], prompt
         return found
 
     def forget(self, belongs: Callable[[Problem], bool]) -> None:
         """Removes the responses of the problems for which `belongs` is true."""
-        for key in [key for key in self._since if belongs(key[0])]:
-            self._remove(key)
+        for tenant in list(self._since):
+            for key in [key for key in self._since[tenant] if belongs(key[0])]:
+                self._remove(tenant, key)
 
-    def _prompt(self, problem: Problem, text: bytes) -> int | None:
+    def _expire(self) -> None:
+        now = self._clock()
+        for tenant, since in list(self._since.items()):
+            while since and now - next(iter(since.values())) > SECONDS:
+                self._remove(tenant, next(iter(since)))
+
+    def _prompt(self, problem: Problem, text: memoryview) -> int | None:
         anchors = self._anchors.get(problem)
         if anchors is None:
             return None
@@ -101,18 +121,24 @@ class AbortedResponses(Generic[Problem]):
                 continue
             digest.update(text[hashed * TOKEN : anchor * TOKEN])
             hashed = anchor
-            for response in by_digest.get(digest.digest(), ()):
-                if response.tail.startswith(text[anchor * TOKEN :]):
-                    return response.prompt
+            known = by_digest.get(digest.digest(), [])
+            rest = bytes(text[anchor * TOKEN :])
+            at = bisect_left(known, (rest, 0))  # tails that begin with the rest follow it
+            if at < len(known) and known[at][0].startswith(rest):
+                return known[at][1]
         return None
 
-    def _remove(self, key: tuple[Problem, Aborted]) -> None:
+    def _remove(self, tenant: str, key: tuple[Problem, Aborted]) -> None:
         problem, response = key
-        del self._since[key]
+        del self._since[tenant][key]
+        if not self._since[tenant]:
+            del self._since[tenant]
+        self._size -= 1
         anchors = self._anchors[problem]
         by_digest = anchors[response.anchor]
-        by_digest[response.digest].remove(response)
-        if not by_digest[response.digest]:
+        known = by_digest[response.digest]
+        del known[bisect_left(known, (response.tail, response.prompt))]
+        if not known:
             del by_digest[response.digest]
         if not by_digest:
             del anchors[response.anchor]
