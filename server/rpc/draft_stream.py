@@ -164,12 +164,7 @@ class DraftStream:
         started = time.perf_counter()
         self._check_rights()
         pacer = slices.Pacer()
-        if isinstance(request, bytes):
-            decoded = await slices.decode(request, pacer)
-            message = await self._history.threads.run("draft", wire.message, decoded, self._config)
-        else:
-            message = wire.message(request, self._config)
-        self._check_opens(message)
+        message = await self._checked(request, pacer)
         self._check_late(message.step)
         commits = any(close.commit for close in message.closes)
         wanted = message.step is not None or any(close.commit or close.aborted is not None for close in message.closes)
@@ -187,6 +182,18 @@ class DraftStream:
             await pacer.after(close.generated + slices.SESSION_WORK)
         self._counts["messages"] += 1
         await self._answers.finish(answer, wanted, measured=not rehearsal)
+
+    async def _checked(self, request: pb.DraftRequest | bytes | Undecodable, pacer: slices.Pacer) -> wire.Message:
+        if isinstance(request, bytes):
+            request, many = await slices.decode(request, pacer), True
+        else:
+            many = isinstance(request, pb.DraftRequest) and len(request.opens) + len(request.closes) > slices.MANY
+        if many:
+            message = await self._history.threads.run("draft", wire.message, request, self._config)
+        else:
+            message = wire.message(request, self._config)
+        self._check_opens(message)
+        return message
 
     def _check_rights(self) -> None:
         """Raises Unauthenticated or PermissionDenied if the token has lost a right that the open sessions need."""

@@ -15,6 +15,7 @@ import structlog
 
 from histospec.server.errors import Unavailable
 from histospec.server.history.history import History
+from histospec.server.rpc import wire
 from histospec.server.rpc.answering import Answering
 from histospec.server.security.access import Permit
 from histospec.server.stores.interface import Reader
@@ -52,8 +53,11 @@ class Exports:
         shard: str,
         draining: Callable[[], bool],
     ) -> None:
-        """Runs an export to its end. Raises PermissionDenied, Unauthenticated, Unavailable and StoreError."""
-        pattern = request.namespaces or "*"
+        """Runs an export to its end.
+
+        Raises InvalidRequest, PermissionDenied, Unauthenticated, Unavailable and StoreError.
+        """
+        pattern = wire.namespace("namespaces", request.namespaces or "*")
         permit.require("admin", pattern)
         if self._running.total() >= MOST:
             raise Unavailable(f"{MOST} exports are running, the limit of this shard; retry when one has ended")

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from importlib import metadata
-from typing import Any, get_args
+from typing import Any, Protocol, get_args
 
 import grpc
 import grpc.aio
@@ -20,12 +20,11 @@ from histospec.server.errors import Crowded, LimitExceeded, Unavailable
 from histospec.server.history.history import History
 from histospec.server.history.namespaces import look_alikes
 from histospec.server.observability.metrics import Metrics
-from histospec.server.rpc import wire
+from histospec.server.rpc import slices, wire
 from histospec.server.rpc.answering import SMALL_ANSWER, Answering, encoded_history
 from histospec.server.rpc.arrivals import PAUSE_SECONDS, caller
 from histospec.server.rpc.draft_stream import DraftStream
 from histospec.server.rpc.export import Exports
-from histospec.server.rpc.slices import SESSION_WORK, Pacer
 from histospec.server.security.access import Access, Permit, Right
 from histospec.server.settings.addresses import ShardAddress
 from histospec.server.settings.config import Config
@@ -44,6 +43,12 @@ INSPECTED = (
 """Counters of the engine that the answer to Inspect has under the same names."""
 
 Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class OfNamespace(Protocol):
+    """A request that concerns one namespace."""
+
+    namespace: str
 
 
 class DraftService(pb_grpc.DraftServiceServicer):
@@ -126,10 +131,22 @@ class DraftService(pb_grpc.DraftServiceServicer):
     def _permit(self, context: Context) -> Permit:
         return self._access.permit(dict(context.invocation_metadata() or ()))
 
-    async def Ingest(self, request: pb.IngestRequest, context: Context) -> pb.IngestResponse:
+    def _permitted(self, right: Right, request: OfNamespace, context: Context) -> Permit:
+        """Returns the caller's permit. Raises InvalidRequest, PermissionDenied and Unauthenticated.
+
+        Checks the name of the namespace first: what is refused later quotes it.
+        """
         permit = self._permit(context)
-        permit.require("write", request.namespace)
-        batch, _ = wire.ingest(request, self._config, self._history.epochs.newest(request.namespace))
+        permit.require(right, wire.namespace("namespace", request.namespace))
+        return permit
+
+    async def Ingest(self, request: pb.IngestRequest, context: Context) -> pb.IngestResponse:
+        permit = self._permitted("write", request, context)
+        newest = self._history.epochs.newest(request.namespace)
+        if len(request.responses) > slices.MANY:
+            batch, _ = await self._history.threads.run("ingest", wire.ingest, request, self._config, newest)
+        else:
+            batch, _ = wire.ingest(request, self._config, newest)
         kept = await self._history.add(
             batch, context.peer(), explicit_epoch=request.HasField("epoch"), creator=permit.name
         )
@@ -139,7 +156,7 @@ class DraftService(pb_grpc.DraftServiceServicer):
     async def History(  # type: ignore[override]  # the interceptor accepts what this returns
         self, request: pb.HistoryRequest, context: Context
     ) -> bytes | Callable[[], Awaitable[bytes]]:
-        self._permit(context).require("read", request.namespace)
+        self._permitted("read", request, context)
         problem, _ = wire.problem("", request)
         get = partial(self._history.get, problem, request.limit, encode=encoded_history)
         try:
@@ -148,7 +165,7 @@ class DraftService(pb_grpc.DraftServiceServicer):
             return partial(get, room=self._config.max_message)
 
     async def PredictLength(self, request: pb.PredictLengthRequest, context: Context) -> pb.PredictLengthResponse:
-        self._permit(context).require("read", request.namespace)
+        self._permitted("read", request, context)
         problem, prompt = wire.problem("", request)
         quantiles = wire.quantiles(request)
         answer = self._prediction(problem, prompt, request.generated, np.array(quantiles))
@@ -156,14 +173,14 @@ class DraftService(pb_grpc.DraftServiceServicer):
         return answer
 
     async def PredictLengths(self, request: pb.PredictLengthsRequest, context: Context) -> pb.PredictLengthsResponse:
-        self._permit(context).require("read", request.namespace)
+        self._permitted("read", request, context)
         problems = await self._history.threads.run("predict", wire.expected, request, self._config)
         quantiles = wire.quantiles(request)
-        asked, pacer = np.array(quantiles), Pacer()
+        asked, pacer = np.array(quantiles), slices.Pacer()
         answer = pb.PredictLengthsResponse(quantiles=quantiles)
         for problem, prompt, generated in problems:
             answer.predictions.append(self._prediction(problem, prompt, generated, asked))
-            await pacer.after(SESSION_WORK + prompt.size)
+            await pacer.after(slices.SESSION_WORK + prompt.size)
         return answer
 
     def _prediction(
@@ -243,18 +260,16 @@ class DraftService(pb_grpc.DraftServiceServicer):
         return answer
 
     async def DropNamespace(self, request: pb.DropNamespaceRequest, context: Context) -> pb.DropNamespaceResponse:
-        self._permit(context).require("admin", request.namespace)
-        namespace = wire.namespace("namespace", request.namespace)
-        responses = await self._history.drop(namespace)
+        self._permitted("admin", request, context)
+        responses = await self._history.drop(request.namespace)
         for stream in self.streams:
-            stream.forget(namespace)
+            stream.forget(request.namespace)
         return pb.DropNamespaceResponse(responses=responses)
 
     async def Rewind(self, request: pb.RewindRequest, context: Context) -> pb.RewindResponse:
-        self._permit(context).require("admin", request.namespace)
-        namespace = wire.namespace("namespace", request.namespace)
+        self._permitted("admin", request, context)
         epoch = wire.epoch("epoch", request.epoch)
-        return pb.RewindResponse(responses=await self._history.rewind(namespace, epoch))
+        return pb.RewindResponse(responses=await self._history.rewind(request.namespace, epoch))
 
     async def Export(  # type: ignore[override]  # the writer style, see Draft
         self, request: pb.ExportRequest, context: Context
@@ -264,8 +279,7 @@ class DraftService(pb_grpc.DraftServiceServicer):
         await self._exports.run(request, self._permit(context), context, self.name, lambda: self._draining)
 
     async def Import(self, request: pb.ImportRequest, context: Context) -> pb.ImportResponse:
-        permit = self._permit(context)
-        permit.require("admin", request.namespace)
+        permit = self._permitted("admin", request, context)
         problems = await self._history.threads.run("import", wire.imported, request, self._config)
         added = await self._history.import_lacking(request.namespace, problems, request.estimator, permit.name)
         return pb.ImportResponse(**added._asdict())

@@ -28,6 +28,9 @@ SESSION_WORK = 256
 DECODED = 16
 """Bytes of a message that decode in the time of one token."""
 
+MANY = 64
+"""Responses, or opens and closes, of a message that are checked on the event loop: less than a millisecond."""
+
 LARGE_MESSAGE = 1 << 20
 """Messages of a stream from this size in bytes on are decoded part by part."""
 

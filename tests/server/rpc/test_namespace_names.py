@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -19,7 +20,7 @@ from histospec.server.settings.config import Config
 from histospec.v1 import draft_pb2 as pb
 from tests.support.batches import put
 from tests.support.contents import on_disk, tokens
-from tests.support.servers import Server, Starter
+from tests.support.servers import Server, Starter, secret, with_tokens
 from tests.support.wires import Connector
 
 SENTENCE = "namespace: 'new ' begins or ends with white space; give 'new'"
@@ -106,3 +107,27 @@ def test_a_peer_is_refused() -> None:
     with pytest.raises(ValueError, match="the shard name 'a ' begins or ends with white space; give 'a'"):
         ShardAddress.parse("a =h:1")
     assert ShardAddress.parse(" a=h:1 ").name == "a"
+
+
+def test_a_name_that_is_too_long_is_refused_before_it_is_quoted(
+    start_server: Starter, connect: Connector, tmp_path: Path
+) -> None:
+    """A caller without a right to it would otherwise put it into the log and on the status page."""
+    server = start_server(*with_tokens(tmp_path, team={"namespaces": ["team-*"], "rights": ["read", "write", "admin"]}))
+    stub, metadata = connect(server.endpoint).stub, (("authorization", f"Bearer {secret('team')}"),)
+    name = "://" * 5000
+    requests: list[tuple[Any, Any]] = [
+        (stub.Ingest, pb.IngestRequest(namespace=name)),
+        (stub.History, pb.HistoryRequest(namespace=name)),
+        (stub.PredictLength, pb.PredictLengthRequest(namespace=name)),
+        (stub.PredictLengths, pb.PredictLengthsRequest(namespace=name)),
+        (stub.DropNamespace, pb.DropNamespaceRequest(namespace=name)),
+        (stub.Rewind, pb.RewindRequest(namespace=name)),
+        (stub.Import, pb.ImportRequest(namespace=name)),
+        (lambda *args, **options: list(stub.Export(*args, **options)), pb.ExportRequest(namespaces=name)),
+    ]
+    for call, request in requests:
+        with pytest.raises(grpc.RpcError, match=r"namespaces?: 15000 characters are more than the limit") as error:
+            call(request, metadata=metadata)
+        assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT  # type: ignore[attr-defined]
+    assert "://" * 100 not in server.get("/status")[1]
