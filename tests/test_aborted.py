@@ -81,7 +81,7 @@ def test_many_responses_to_one_prompt_are_not_compared_one_by_one() -> None:
             Counted.compared += 1
             return bytes(self) < bytes(other)
 
-        __gt__ = __lt__  # type: ignore[assignment]
+        __gt__ = __lt__
 
         def __eq__(self, other: object) -> bool:
             Counted.compared += 1

@@ -3,7 +3,7 @@
 import asyncio
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -53,7 +53,8 @@ async def test_many_parts_are_checked_in_a_thread(tmp_path: Path, monkeypatch: p
     async with served(tmp_path) as (_, service):
         call = Call(service)
         responses = [pb.Response(tokens=i32([1]))] * count
-        answer = await service.Ingest(pb.IngestRequest(namespace="run", prompt=i32([1]), responses=responses), call)
+        request = pb.IngestRequest(namespace="run", prompt=i32([1]), responses=responses)
+        answer = await service.Ingest(request, cast(Any, call))
         assert answer.responses == count
         call.open(range(count))
         step = pb.Step(sessions=u64([]), positions=b"", lengths=b"", tokens=b"")
