@@ -18,7 +18,7 @@ from histospec.client.core.message_limits import ServerLimits
 from histospec.client.core.shard import CLOSED_HERE, Shard
 from histospec.client.core.step import GarbledReply
 from histospec.client.core.stream_state import StreamState
-from histospec.client.errors import Unavailable, WrongLoop
+from histospec.client.errors import ConfigurationError, Unavailable, WrongLoop
 from histospec.client.transport.channel import metadata, open_channel
 from histospec.client.transport.diagnosis import explain
 from histospec.client.transport.discovery import Discovery
@@ -42,18 +42,24 @@ def _task(work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
 
 
 class Stream:
-    """One Draft stream, on a connection of its own, for one shard."""
+    """One Draft stream, on a connection of its own, for one shard.
+
+    Raises:
+        Unavailable: see `open_channel`.
+        ConfigurationError: the file of the token or of a certificate cannot be read any more.
+    """
 
     def __init__(self, core: Core, shard: Shard, state: StreamState) -> None:
         self.state = state
         self._core = core
         self._shard = shard
+        caller = metadata(core.config)
         self._channel = open_channel(grpc.aio, shard.endpoint, core.config, longest=LONGEST_ANSWER)
         draft = self._channel.stream_stream(_DRAFT, request_serializer=pb.DraftRequest.SerializeToString)
-        self._call = draft(metadata=metadata(core.config))
+        self._call = draft(metadata=caller)
         seconds = core.config.timeouts.silence
         topology: Any = rpc.DraftServiceStub(self._channel).Topology
-        self._limits = topology(pb.TopologyRequest(), timeout=seconds, metadata=metadata(core.config))
+        self._limits = topology(pb.TopologyRequest(), timeout=seconds, metadata=caller)
         self._reader = _task(self._read())
         self._writer: asyncio.Task[None] | None = None
 
@@ -163,7 +169,7 @@ class Streams:
                 self._discard(shard)
                 try:
                     stream = self._streams[shard] = Stream(self._core, shard, shard.stream)
-                except Unavailable as error:
+                except (Unavailable, ConfigurationError) as error:
                     self._core.end(shard, shard.stream, grpc.StatusCode.UNAVAILABLE, str(error))
                     self._core.changed()
                     continue

@@ -1,5 +1,6 @@
 """The log lines of a stepping client about missing or wrong servers, with real sockets and real servers."""
 
+import asyncio
 import logging
 import os
 import subprocess
@@ -15,7 +16,7 @@ from histospec.client import AsyncDraftClient, Breaker, DraftClient
 from histospec.client.transport import diagnosis
 from tests.support import certificates
 from tests.support.ports import free_port
-from tests.support.servers import Server, Starter
+from tests.support.servers import Server, Starter, secret, with_tokens
 from tests.support.waiting import eventually, until
 
 PROMPT = [11, 12, 13]
@@ -113,6 +114,40 @@ def test_a_token_of_another_namespace(start_server: Starter, tmp_path: Path, sai
     with DraftClient(endpoint, "run-1", breaker=QUICK, deadline=PATIENT) as client:
         line = lines_of(client, said, 2)[1]
     assert "(authorization: the call has no bearer token; set HISTOSPEC_TOKEN), going on WITHOUT" in line
+
+
+def test_a_token_file_that_is_away_when_the_stream_breaks(
+    start_server: Starter, tmp_path: Path, said: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A mounted Secret is away for a moment while it changes."""
+    token = tmp_path / "token"
+    token.write_text(secret("worker"))
+    monkeypatch.setenv("HISTOSPEC_TOKEN_FILE", str(token))
+    server = start_server(*with_tokens(tmp_path, worker={"rights": ["read", "write"]}))
+
+    async def run() -> None:
+        async with AsyncDraftClient(server.endpoint, "run", breaker=QUICK, deadline=PATIENT) as client:
+            sessions = await client.open([PROMPT])
+            await client.step(sessions, [[1]])
+            token.unlink()
+            server.restart()
+            for _ in range(100):
+                await client.step(sessions, [[1]])
+                await client.flush(0.01)
+            token.write_text(secret("worker"))
+            await client.finish(sessions)
+            while client.stats().pending_commits:
+                await client.flush(1)
+                await asyncio.sleep(0.01)
+
+    asyncio.run(run())
+    with DraftClient(server.endpoint, "run", breaker=QUICK, deadline=PATIENT) as client:
+        assert len(client.history(PROMPT)) == 1
+        token.unlink()
+        assert "no drafts from" in lines_of(client, said, len(said()) + 1)[-1]
+        token.write_text(secret("worker"))
+        assert "drafting again" in lines_of(client, said, len(said()) + 1)[-1]
+    assert not [line for line in said() if line.startswith("ERROR")]
 
 
 def test_no_step_waits_for_the_reason(monkeypatch: pytest.MonkeyPatch, said: Callable[[], list[str]]) -> None:
