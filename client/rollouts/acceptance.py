@@ -94,6 +94,17 @@ def accept_prefix(new_logprobs: Any, old_logprobs: Any, lenience: float, uniform
     return int(rejected.argmax()) if rejected.any() else len(new)
 
 
+def accept_until_wrong(new_logprobs: Any, old_logprobs: Any, lenience: float, uniforms: Any) -> int:
+    """Returns what `accept_prefix` does, but rejects a token with a value that is no log-probability.
+
+    A policy that diverges scores tokens with NaN. That is no reason to end a run.
+    """
+    new, old = _floats("new_logprobs", new_logprobs), _floats("old_logprobs", old_logprobs)
+    wrong = ~((new < np.inf) & (old < np.inf))  # NaN, too
+    end = int(wrong.argmax()) if wrong.any() else len(new)
+    return accept_prefix(new[:end], old[:end], lenience, uniforms[:end])
+
+
 def _logprobs(name: str, value: Any) -> NDArray[np.float64]:
     array = _floats(name, value)
     wrong = np.isnan(array) | (array == np.inf)

@@ -41,6 +41,14 @@ def outside(response: Response, vocabulary: int) -> int | None:
     return int(wrong[0]) if len(wrong) else None
 
 
+def not_reused(token: int, vocabulary: int) -> str:
+    """Returns a sentence for the log about responses with a token that the model does not have."""
+    return (
+        f"an old response has the token {token}, and the model has {vocabulary} tokens; such responses are not reused. "
+        "Give each model and tokenizer a namespace of its own"
+    )
+
+
 def choose(responses: Iterable[Response], count: int, epoch: int | None) -> list[Response]:
     """Returns at most `count` responses to start from, newest epoch first, one for each rollout.
 

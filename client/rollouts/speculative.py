@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from histospec.client import arguments
 from histospec.client.errors import LimitExceeded, ServerError
 from histospec.client.rollouts import sampling
-from histospec.client.rollouts.acceptance import Lenience, accept_prefix, lenience_of
-from histospec.client.rollouts.old import Old, ResponseLimits, choose, cut, outside
+from histospec.client.rollouts.acceptance import Lenience, accept_until_wrong, lenience_of
+from histospec.client.rollouts.old import Old, ResponseLimits, choose, cut, not_reused, outside
 from histospec.client.rollouts.values import Report, Rollout
 from histospec.client.sync import DraftClient
 from histospec.client.values import Response, Tokens
@@ -146,7 +146,8 @@ class SpeculativeRollout:
 
         Args:
             rollouts: from `generate(..., ingest=False)`; once each.
-            rewards: one for each rollout, or a function that returns the reward of a rollout; None where there is none.
+            rewards: one for each rollout, or a function that returns the reward of a rollout; None, or NaN, where there
+                is none. Rollouts with a log-probability that is NaN are stored without.
 
         Returns:
             How many rollouts the server has stored. If it cannot be reached, the others are lost, with a warning.
@@ -158,8 +159,10 @@ class SpeculativeRollout:
             arguments.same_length("rewards", rewards, "rollouts", len(rollouts))
         groups: dict[tuple[bytes, str | None, int | None], list[Response]] = {}
         for i, rollout in enumerate(rollouts):
-            reward = None if rewards is None else rewards(rollout) if callable(rewards) else rewards[i]
-            logprobs = rollout.logprobs if rollout.trusted else None
+            given = None if rewards is None else rewards(rollout) if callable(rewards) else rewards[i]
+            reward = arguments.known_reward(f"rewards[{i}]", given)
+            scores = rollout.logprobs if rollout.trusted else None
+            logprobs = arguments.known_logprobs(f"rollouts[{i}].logprobs", scores, len(rollout.tokens))
             if len(rollout.tokens):
                 key = (rollout.prompt.tobytes(), rollout.problem, rollout.epoch)
                 groups.setdefault(key, []).append(Response(rollout.tokens, logprobs, reward))
@@ -219,12 +222,7 @@ class SpeculativeRollout:
         report.foreign += len(wrong)
         if wrong and not self._foreign_logged:
             self._foreign_logged = True
-            log.warning(
-                "HistoSpec: an old response has the token %d, and the model has %d tokens; such responses are not "
-                "reused. Give each model and tokenizer a namespace of its own",
-                wrong[0],
-                vocabulary,
-            )
+            log.warning("HistoSpec: %s", not_reused(wrong[0], vocabulary))
         return [response for response, token in found if token is None]
 
     def _score(self, attempts: Sequence[_Attempt], parameters: Any, use_tqdm: Any, lora_request: Any) -> None:
@@ -242,7 +240,7 @@ class SpeculativeRollout:
         for a in attempts:
             if a.old is not None:
                 uniforms = self._random.random(len(a.old.tokens))
-                a.kept = accept_prefix(a.logprobs, a.old.logprobs, lenience, uniforms)
+                a.kept = accept_until_wrong(a.logprobs, a.old.logprobs, lenience, uniforms)
 
     def _continue(
         self, attempts: Sequence[_Attempt], parameters: Any, epoch: int | None, use_tqdm: Any, lora_request: Any

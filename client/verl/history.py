@@ -51,7 +51,7 @@ def keep(output: Any, problem: str, seed: int | None) -> None:
     task.add_done_callback(_going.discard)
 
 
-def report(what: str, error: Exception) -> None:
+def report(what: str, error: Exception | str) -> None:
     """Logs a failure, at most once per minute for each kind."""
     now = time.monotonic()
     if now - _reported.get(what, -math.inf) >= QUIET_SECONDS:

@@ -12,10 +12,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from histospec.client.rollouts import accept_prefix
-from histospec.client.rollouts.acceptance import lenience_of
-from histospec.client.rollouts.old import Old, ResponseLimits, cut
+from histospec.client import Response
+from histospec.client.rollouts.acceptance import accept_until_wrong, lenience_of
+from histospec.client.rollouts.old import Old, ResponseLimits, cut, not_reused, outside
 from histospec.client.rollouts.sampling import objection
+from histospec.client.verl import history
 from histospec.client.verl.interface import SingleTurnAgentLoop, TokenOutput, copy_to_local, get_generation_config
 from histospec.client.verl.visits import one_old, validating
 
@@ -43,14 +44,18 @@ class SpeculativeServer:
         most: how many tokens a response may have.
         room: how many tokens a prompt and its response may have together.
         stops: the stop tokens.
+        vocabulary: how many tokens the model has.
     """
 
-    def __init__(self, server: Any, lenience: float, most: int, room: int, stops: frozenset[int]) -> None:
+    def __init__(
+        self, server: Any, lenience: float, most: int, room: int, stops: frozenset[int], vocabulary: int
+    ) -> None:
         self._server = server
         self._lenience = lenience
         self._most = most
         self._room = room
         self._stops = stops
+        self._vocabulary = vocabulary
 
     async def generate(
         self, request_id: str, *, prompt_ids: list[int], sampling_params: Mapping[str, Any], **others: Any
@@ -61,7 +66,7 @@ class SpeculativeServer:
             problem = _options(sampling_params)["problem"]
             async with one_old(problem, prompt_ids) as response:
                 limits = ResponseLimits(self._most, self._room - len(prompt_ids) - 1, 0, self._stops)
-                old = cut(response, limits) if response else None
+                old = cut(response, limits) if response and self._knows(response) else None
                 scored = await self._score(request_id, prompt_ids, old, others) if old else None
                 output = await self._rest(request_id, prompt_ids, sampling_params, scored, others)
         else:
@@ -69,6 +74,13 @@ class SpeculativeServer:
         kept = scored.kept if scored else 0
         output.extra_fields |= {"reused_tokens": kept, "lenience": self._lenience if scored else None}
         return output
+
+    def _knows(self, response: Response) -> bool:
+        """Returns whether the model has all tokens of a response; vLLM refuses to score others."""
+        wrong = outside(response, self._vocabulary)
+        if wrong is not None:
+            history.report("does not reuse a response", not_reused(wrong, self._vocabulary))
+        return wrong is None
 
     async def _score(self, request_id: str, prompt: list[int], old: Old, others: Mapping[str, Any]) -> _Scored | None:
         output = await self._server.generate(
@@ -85,7 +97,9 @@ class SpeculativeServer:
         if rows is None:  # the request was aborted
             return None
         logprobs = [row[0] for row in rows[len(prompt) - 1 :][: len(old.tokens)]]  # row i scores token i + 1
-        kept = accept_prefix(logprobs, old.logprobs, self._lenience, _random.random(len(logprobs)))
+        if len(logprobs) < len(old.tokens):
+            return None
+        kept = accept_until_wrong(logprobs, old.logprobs, self._lenience, _random.random(len(logprobs)))
         return _Scored(old, logprobs, kept, output)
 
     async def _rest(
@@ -155,6 +169,7 @@ class SpeculativeAgentLoop(SingleTurnAgentLoop):
             rollout.response_length,
             min(rollout.prompt_length + rollout.response_length, rollout.max_model_len or 2**31),
             frozenset() if rollout.ignore_eos else _stops(self.config.actor_rollout_ref.model.path, self.tokenizer),
+            len(self.tokenizer),
         )
 
 

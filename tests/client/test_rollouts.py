@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from histospec.client import AsyncDraftClient, DraftClient, InvalidRequest, Response
-from histospec.client.rollouts import Geometric, SpeculativeRollout
+from histospec.client.rollouts import Geometric, Rollout, SpeculativeRollout
 from histospec.client.rollouts.acceptance import lenience_of
 from histospec.client.rollouts.old import ResponseLimits, choose, cut, outside
 from tests.support.clients import texts
@@ -165,3 +165,21 @@ def test_a_shard_that_is_gone_costs_its_own_problems(start_server: Starter, capl
         assert [None if h is None else texts(h) for h in client.histories(prompts)] == [
             [[5], [6], [7]] if ok else None for ok in stored
         ]
+
+
+def test_a_policy_that_diverges_loses_no_response(client: DraftClient) -> None:
+    """Its rewards and log-probabilities are NaN."""
+    scores = [np.array([-1, -2], np.float32), np.array([-1, math.nan], np.float32)]
+    text = np.array([5, 6], np.int32)
+    rollouts = [
+        Rollout(text, logprobs, 0, 2, "stop", prompt=np.array([number], np.int32), epoch=0)
+        for number, logprobs in enumerate(scores)
+    ]
+    assert SpeculativeRollout(None, client).commit(rollouts, [math.nan, 1.0]) == 2
+    (first,), (second,) = client.history([0]), client.history([1])
+    assert (texts([first]), first.reward) == ([[5, 6]], None)
+    assert np.array_equal(np.asarray(first.logprobs), scores[0])
+    assert (texts([second]), second.reward, second.logprobs) == ([[5, 6]], 1.0, None)
+    wrong: Any = [1.0, "good"]
+    with pytest.raises(ValueError, match=r"rewards\[1\]: must be numbers"):
+        SpeculativeRollout(None, client).commit(rollouts, wrong)

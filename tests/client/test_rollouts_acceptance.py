@@ -10,6 +10,7 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from histospec.client.rollouts import accept_prefix
+from histospec.client.rollouts.acceptance import accept_until_wrong
 
 LOGPROBS = st.one_of(st.floats(-30, 0), st.sampled_from([0.0, -math.inf, -1e-9, -650.0]))
 LENIENCES = st.one_of(st.floats(0.01, 100), st.sampled_from([1.0, math.exp(0.5), 1e-300, 1e300, math.inf]))
@@ -42,6 +43,20 @@ def test_equals_algorithm_1(rows: list[tuple[float, float, float]], lenience: fl
             assume(abs(log_ratio) < 700)
             assume(u == 0 or abs(math.log(u) - log_ratio) > 1e-9)
     assert accept_prefix(new, old, lenience, uniforms) == algorithm_1(new, old, lenience, uniforms)
+
+
+@given(st.lists(st.tuples(LOGPROBS, LOGPROBS, UNIFORMS), max_size=20), st.data())
+def test_a_value_that_is_no_log_probability_rejects_its_token(
+    rows: list[tuple[float, float, float]], draw: st.DataObject
+) -> None:
+    new, old, uniforms = (list(column) for column in zip(*rows, strict=True)) if rows else ([], [], [])
+    accepted = accept_prefix(new, old, 1.0, uniforms)
+    assert accept_until_wrong(new, old, 1.0, uniforms) == accepted
+    for values in (new, old):
+        place = draw.draw(st.integers(0, len(rows)))
+        values[place : place + 1] = [draw.draw(st.sampled_from([math.nan, math.inf]))] * (place < len(rows))
+        accepted = min(accepted, place)
+        assert accept_until_wrong(new, old, 1.0, uniforms) == accepted
 
 
 def test_where_probabilities_are_too_small_for_a_float() -> None:
