@@ -51,6 +51,28 @@ def test_what_is_not_set_is_filled_in(
     )
 
 
+@pytest.mark.parametrize(
+    ("arguments", "tokens"),
+    [
+        ({"enable_lora": True, "max_num_seqs": 1024, "max_num_batched_tokens": 8192}, 7),
+        ({"enable_lora": True, "max_num_seqs": 64, "max_num_batched_tokens": 8192}, 16),
+        ({"compilation_config": {"cudagraph_capture_sizes": [1, 2, 4, 8]}}, 7),
+        ({"compilation_config": SimpleNamespace(max_cudagraph_capture_size=12)}, 11),
+        ({"max_cudagraph_capture_size": 512, "compilation_config": 3}, 16),
+        ({"compilation_config": {"cudagraph_capture_sizes": []}}, 16),
+    ],
+)
+def test_drafts_are_as_long_as_other_settings_allow(
+    caplog: pytest.LogCaptureFixture, arguments: dict[str, Any], tokens: int
+) -> None:
+    """vLLM refuses to start with longer ones."""
+    speculative, _ = filled_in(**arguments)
+    assert speculative == FILLED_IN | {"num_speculative_tokens": tokens}
+    said = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert len(said) == (tokens < 16)
+    assert all(line.startswith(f"HistoSpec: drafts of up to {tokens} tokens, not 16: ") for line in said)
+
+
 def test_all_that_is_set_for_both_drafters_stays(caplog: pytest.LogCaptureFixture) -> None:
     assert filled_in(speculative_config=MTP, scheduler_cls=settings.SCHEDULER) == (MTP, settings.SCHEDULER)
     assert not caplog.records
@@ -65,6 +87,9 @@ def test_all_that_is_set_for_both_drafters_stays(caplog: pytest.LogCaptureFixtur
         ({"scheduler_cls": dict, "speculative_config": HALF}, "scheduler_cls is set and wins: <class 'dict'>"),
         ({"async_scheduling": True}, "async_scheduling is true"),
         ({"logits_processors": ["a.Bias"]}, "logits_processors are set"),
+        ({"enable_lora": True, "max_num_seqs": None, "max_num_batched_tokens": None}, "enable_lora is true"),
+        ({"enable_lora": True, "max_num_seqs": 64, "max_num_batched_tokens": 127}, "enable_lora is true"),
+        ({"cudagraph_capture_sizes": [1]}, "the largest of cudagraph_capture_sizes is 1; add larger ones"),
         ({"runner": "pooling"}, "its model does not generate text, but is for pooling"),
         ({"parallel": {"pipeline_parallel_size": 2}}, "pipeline_parallel_size is more than 1"),
         (

@@ -12,7 +12,7 @@ the run.
 import functools
 import importlib
 import logging
-from typing import Any
+from typing import Any, NamedTuple
 
 from histospec.client.engines import environment
 from histospec.client.vllm import logs, settings
@@ -72,7 +72,7 @@ def fill_in(engine_args: Any, model_config: Any, parallel_config: Any) -> None:
     if not environment.may_fill_in(obstacle, logger):
         return
     if not speculative:
-        tokens = AdapterConfig.from_environment().draft_tokens
+        tokens = _tokens(engine_args)
         speculative = {"method": "custom_class", "model": settings.PROPOSER, "num_speculative_tokens": tokens}
         attach(engine_args, "speculative_config", speculative)
     scheduler = scheduler or settings.SCHEDULER
@@ -87,6 +87,44 @@ def _speculative(engine_args: Any) -> dict[str, Any]:
     """Returns what the user set of `speculative_config`, also by vLLM's flags for parts of it."""
     flags = {name: getattr(engine_args, f"spec_{name}", None) for name in ("method", "model", "tokens")}
     return {name: value for name, value in flags.items() if value is not None} | (engine_args.speculative_config or {})
+
+
+class _Limit(NamedTuple):
+    """How many tokens a draft may have, because vLLM refuses to start with more, and which setting it is."""
+
+    tokens: int
+    why: str
+
+
+def _limits(engine_args: Any) -> list[_Limit]:
+    limits = []
+    if getattr(engine_args, "enable_lora", None):
+        requests, batch = engine_args.max_num_seqs, engine_args.max_num_batched_tokens
+        why = "enable_lora is true, where vLLM wants max_num_batched_tokens for max_num_seqs whole drafts; set both"
+        limits.append(_Limit(batch // requests - 1 if requests and batch else 0, why))
+    largest = _compilation(engine_args, "max_cudagraph_capture_size")
+    if sizes := _compilation(engine_args, "cudagraph_capture_sizes"):
+        largest = max(sizes)
+    if largest:  # a step of one request with a whole draft must fit the largest graph
+        limits.append(_Limit(largest - 1, f"the largest of cudagraph_capture_sizes is {largest}; add larger ones"))
+    return limits
+
+
+def _compilation(engine_args: Any, name: str) -> Any:
+    """Returns a setting of EngineArgs that may also be in its `compilation_config`; None if it is not set."""
+    whole = getattr(engine_args, "compilation_config", None)
+    within = whole.get(name) if isinstance(whole, dict) else getattr(whole, name, None)
+    return getattr(engine_args, name, None) or within
+
+
+def _tokens(engine_args: Any) -> int:
+    """Returns how many tokens a draft may have, and says why they are fewer than HISTOSPEC_DRAFT_TOKENS."""
+    wanted = AdapterConfig.from_environment().draft_tokens
+    for limit in _limits(engine_args):
+        if limit.tokens < wanted:
+            logger.warning("HistoSpec: drafts of up to %d tokens, not %d: %s", limit.tokens, wanted, limit.why)
+            wanted = limit.tokens
+    return wanted
 
 
 def _wins(name: str, value: Any) -> str:
@@ -108,4 +146,4 @@ def _obstacle(engine_args: Any, model_config: Any, parallel_config: Any) -> str 
         settings.check_parallelism(parallel_config)
     except ValueError as error:
         return str(error).removeprefix("HistoSpec: ")
-    return None
+    return next((limit.why for limit in _limits(engine_args) if limit.tokens < 1), None)
