@@ -84,7 +84,7 @@ def read_as(kind: type[L], file: BinaryIO) -> Iterator[tuple[Record, L]]:
         RecordingError: a record is not such a line, or the file is unreadable or empty. Ids may repeat.
 
     """
-    for record in source.records(file):
+    for record in source.records(file, kind.model_fields):
         yield record, record.checked(kind)
 
 

@@ -50,6 +50,10 @@ PRIME_RL = Format(
 TRL = Format("completions of TRL", (("prompt",), ("completion",)), texts("prompt", "completion"))
 NEMO_RL = Format("training data of NeMo-RL", (("token_ids",), ("token_loss_mask",)), nemo_rl)
 FORMATS = (PROBLEMS, NEMO_RL, VERL, SKYRL, PRIME_RL, TRL, RESPONSES)
+MORE = ("namespace", "id", "group", "epoch", "changes", "worker", "step", "input_lengths")
+"""Fields that readers use besides those that identify a format."""
+COLUMNS = frozenset(MORE).union(*(group for one in FORMATS for group in one.fields))
+"""What is read of a Parquet file: other columns may hold what Python cannot represent."""
 
 
 def fitting(record: Record) -> Format | None:
@@ -83,7 +87,7 @@ def read(file: BinaryIO) -> Iterator[Problem]:
         RecordingError: a record violates its format, the file is damaged, or it has no records.
 
     """
-    found = source.records(file)
+    found = source.records(file, COLUMNS)
     first = next(found)
     whole = chain([first], found)
     if detect(first) is PROBLEMS:
@@ -116,7 +120,7 @@ class Recording:
 
     def read(self, file: BinaryIO, name: str) -> Iterator[None]:
         """Adds an open file; yields after each of its records. Raises RecordingError."""
-        found = source.records(file)
+        found = source.records(file, COLUMNS.union(self._fields.values()))
         return self.add(map(self._renamed, found) if self._fields else found, name)
 
     def add(self, records: Iterable[Record], name: str) -> Iterator[None]:

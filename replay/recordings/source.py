@@ -12,7 +12,7 @@ import shutil
 import stat
 import tempfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from typing import Any, BinaryIO, cast
@@ -85,8 +85,12 @@ def is_regular(file: BinaryIO) -> bool:
     return stat.S_ISREG(os.fstat(file.fileno()).st_mode)
 
 
-def records(file: BinaryIO) -> Iterator[Record]:
+def records(file: BinaryIO, columns: Collection[str]) -> Iterator[Record]:
     """Yields every record of an open binary file.
+
+    Args:
+        file: JSON lines, plain or gzipped, or Parquet.
+        columns: those to read of a Parquet file; its rows have None in all others.
 
     Raises:
         RecordingError: the file is unreadable, damaged or empty.
@@ -95,7 +99,7 @@ def records(file: BinaryIO) -> Iterator[Record]:
     place, empty = "line 0", True
     try:
         head = _head(file)
-        for record in _rows(head, file) if head[:4] == PARQUET_MAGIC else _lines(head, file):
+        for record in _rows(head, file, columns) if head[:4] == PARQUET_MAGIC else _lines(head, file):
             place, empty = record.place, False
             yield record
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
@@ -170,15 +174,16 @@ def _line(source: BinaryIO, number: int) -> bytes:
             return b"".join(pieces)
 
 
-def _rows(head: bytes, file: BinaryIO) -> Iterator[Record]:
+def _rows(head: bytes, file: BinaryIO, columns: Collection[str]) -> Iterator[Record]:
     """Yields every row of a Parquet file, as a dictionary by column.
 
     Args:
         head: the bytes already read of the file.
         file: a binary file; a pipe is copied to a temporary file, because the index of a Parquet file is at its end.
+        columns: those to read.
 
     Raises:
-        RecordingError: pyarrow is not installed, or the file is damaged.
+        RecordingError: pyarrow is not installed, the file is damaged, or Python cannot represent a value.
 
     """
     try:
@@ -190,17 +195,33 @@ def _rows(head: bytes, file: BinaryIO) -> Iterator[Record]:
         with tempfile.TemporaryFile() as copy:
             copy.write(head)
             shutil.copyfileobj(file, copy)
-            yield from _rows(b"", copy)
+            yield from _rows(b"", copy, columns)
         return
     number = 0
     try:
-        for batch in parquet.ParquetFile(file).iter_batches(BATCH):
-            for row in batch.to_pylist():
+        table = parquet.ParquetFile(file)
+        unread = dict.fromkeys(table.schema_arrow.names)
+        for batch in table.iter_batches(BATCH, columns=[name for name in unread if name in columns]):
+            named = zip(batch.schema.names, batch.columns, strict=True)
+            read = {name: _values(name, column, number) for name, column in named}
+            for i in range(len(batch)):
                 number += 1
-                yield Record(f"row {number}", row)
+                yield Record(f"row {number}", unread | {name: values[i] for name, values in read.items()})
     except (arrow.ArrowException, OSError) as error:
         why = " ".join(str(error).split())[:200].rstrip(".")
         raise RecordingError(f"after row {number}: the Parquet file is damaged ({why}); copy it again") from None
+
+
+def _values(name: str, column: Any, before: int) -> list[Any]:
+    """Returns a column of the rows after the first `before` ones. Raises RecordingError."""
+    try:
+        return cast(list[Any], column.to_pylist())
+    except (ValueError, ArithmeticError, LookupError) as error:  # ArrowInvalid is a ValueError
+        why = " ".join(str(error).split())[:200].rstrip(".")
+        raise RecordingError(
+            f"rows {before + 1} to {before + len(column)}: {name}: a value of the type {column.type} cannot be read "
+            f"({why}); write the column as numbers or text"
+        ) from None
 
 
 class _Heard(io.FileIO):

@@ -108,6 +108,61 @@ def test_arrow_is_named(kind: str) -> None:
         list(read(io.BytesIO(written.getvalue())))
 
 
+def parquet(records: list[dict[str, Any]], **columns: Any) -> io.BytesIO:
+    """Returns a Parquet file of these records and further columns."""
+    arrow: Any = pytest.importorskip("pyarrow")
+    table = arrow.Table.from_pylist(records)
+    for name, column in columns.items():
+        table = table.append_column(name, column)
+    file = io.BytesIO()
+    import_module("pyarrow.parquet").write_table(table, file)
+    return io.BytesIO(file.getvalue())
+
+
+def of_the_year_30000() -> Any:
+    """Returns a column that Arrow can hold and Python cannot."""
+    arrow: Any = pytest.importorskip("pyarrow")
+    return arrow.array([884_541 * 10**12] * 2, arrow.timestamp("us"))
+
+
+def test_a_column_that_the_replay_does_not_use_may_hold_anything() -> None:
+    (problem,) = read(parquet(TWO, created=of_the_year_30000()))
+    assert problem.epochs() == [1, 2]
+    with pytest.raises(RecordingError, match="row 1: no known format has these fields: text, created"):
+        list(read(parquet([{"text": "abc"}] * 2, created=of_the_year_30000())))
+
+
+def test_a_column_that_the_replay_uses_is_named_if_it_cannot_be_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "own.parquet"
+    file.write_bytes(parquet(TWO, created=of_the_year_30000()).getvalue())
+    assert cli.main(["replay", str(file), "--no-plot", "--fields", "group=created"]) == 2
+    told = capsys.readouterr().err
+    assert "own.parquet: rows 1 to 2: created: a value of the type timestamp[us] cannot be read (" in told
+    assert "write the column as numbers or text" in told
+    assert told.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "records",
+    [
+        [{"prompt": [1], "responses": [{"epoch": 3, "tokens": [2], "group": 1}], "namespace": "a", "id": "x"}],
+        [{"prompt": [1, i], "tokens": [2], "epoch": i, "id": "x", "namespace": "a", "group": 1} for i in range(3)],
+        [{"prompt": [1], "response": [2], "changes": i // 2, "worker": "ab"[i % 2]} for i in range(4)],
+        [{"prompt": [1], "completion": [2], "step": 4}],
+        [{"token_ids": [1, 2, 3, 4], "token_loss_mask": [0, 1, 1, 1], "input_lengths": 3}],
+    ],
+)
+def test_parquet_is_read_like_json_lines(records: list[dict[str, Any]]) -> None:
+    written = "".join(json.dumps(record) + "\n" for record in records)
+    said = [
+        [[(one.epoch, one.group, one.flat().tolist()) for one in problem.responses] for problem in read(file)]
+        for file in (io.BytesIO(written.encode()), parquet(records))
+    ]
+    assert said[0] == said[1]
+
+
 def test_the_order_of_records_makes_no_epochs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Rollouts arrive as they complete: the siblings of a group are not adjacent."""
     file = tmp_path / "own.jsonl"

@@ -169,7 +169,7 @@ def test_a_signal_that_interrupts_no_read_is_heard(line: str) -> None:
         signal.pthread_kill(threading.get_ident(), signal.SIGINT)
     threading.Thread(target=get_a_signal).start()
     with opened('-') as file:
-        list(records(file))
+        list(records(file, ()))
     """
     with Child(sys.executable, "-c", program(body), cwd="/", stdin=subprocess.PIPE) as child:
         assert child.process.stdin is not None
