@@ -178,6 +178,11 @@ class Recording:
                 "the figures are close to the run's, not identical"
             )
         notes += self._tool_text()
+        if self._text.reasoned:
+            notes.append(
+                f"reasoning: {self._text.reasoned:,} messages have it in a field of its own; it counts as the model's, "
+                "before the content and an empty line, and lacks the tags that the chat template writes around it"
+            )
         if self._text.mended:
             notes.append(f"read as U+FFFD: half surrogate pairs in {self._text.mended:,} texts")
         if self._empty:

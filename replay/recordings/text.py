@@ -46,6 +46,8 @@ class Text:
     ) -> None:
         self.encoded = self.mended = 0
         """Numbers of texts that were tokenized, and of those with half a surrogate pair, read as U+FFFD."""
+        self.reasoned = 0
+        """Number of messages whose reasoning has a field of its own."""
         self.tokenizer = tokenizer
         self.tools = tools or ToolText()
         self._refusal = refusal
@@ -80,7 +82,7 @@ class Text:
         """
         value = record.get(field)
         if isinstance(value, list) and value and isinstance(value[0], dict):
-            parts = list(_said(record, field, value))
+            parts = list(self._said(record, field, value))
         elif isinstance(value, str):
             parts = self.tools.parts(value)
         else:
@@ -99,6 +101,17 @@ class Text:
             self.mended += 1
             text = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
         return np.array(self._encoder.encode(text, add_special_tokens=False), np.int32)
+
+    def _said(self, record: Record, field: str, messages: list[Any]) -> Iterator[Part]:
+        """Yields the texts of chat messages; those of the role assistant are the model's. Raises RecordingError."""
+        for i, message in enumerate(messages):
+            if not (isinstance(message, dict) and isinstance(message.get("role"), str)):
+                raise record.wrong(f"{field}[{i}]: should be a message with role and content, is {shown(message)}")
+            place, generated = f"{field}[{i}]", message["role"] == "assistant"
+            reasoning = _reasoning(record, place, message) if generated else ""
+            self.reasoned += bool(reasoning)
+            content = _joined(reasoning, _content(record, place, message, "content"))
+            yield content + "".join(map(_call, message.get("tool_calls") or ())), generated
 
     def _rendered(self, record: Record, field: str, messages: list[Any]) -> str:
         """Returns chat messages as the text that the model receives."""
@@ -129,17 +142,24 @@ def _ids(record: Record, field: str, value: Any) -> Tokens:
     return np.array(record.tokens(field, value), np.int32)
 
 
-def _said(record: Record, field: str, messages: list[Any]) -> Iterator[Part]:
-    """Yields the texts of chat messages; those of the role assistant are the model's."""
-    for i, message in enumerate(messages):
-        if not (isinstance(message, dict) and isinstance(message.get("role"), str)):
-            raise record.wrong(f"{field}[{i}]: should be a message with role and content, is {shown(message)}")
-        content = message.get("content") or ""
-        if isinstance(content, list):  # of parts, such as text and images
-            content = "".join(str(part.get("text") or "") for part in content if isinstance(part, dict))
-        if not isinstance(content, str):
-            raise record.wrong(f"{field}[{i}].content: should be text, is {shown(content)}")
-        yield content + "".join(map(_call, message.get("tool_calls") or ())), message["role"] == "assistant"
+def _content(record: Record, place: str, message: Mapping[str, Any], key: str) -> str:
+    """Returns a text of a message, also one of several parts, such as text and images. Raises RecordingError."""
+    content = message.get(key) or ""
+    if isinstance(content, list):
+        content = "".join(str(part.get("text") or "") for part in content if isinstance(part, dict))
+    if not isinstance(content, str):
+        raise record.wrong(f"{place}.{key}: should be text, is {shown(content)}")
+    return content
+
+
+def _reasoning(record: Record, place: str, message: Mapping[str, Any]) -> str:
+    """Returns the reasoning that a server took out of the content, under the old name, the new one or both."""
+    return _joined(*dict.fromkeys(_content(record, place, message, key) for key in ("reasoning_content", "reasoning")))
+
+
+def _joined(*texts: str) -> str:
+    """Returns the texts that are not empty, with an empty line between."""
+    return "\n\n".join(filter(None, texts))
 
 
 def _call(call: Any) -> str:

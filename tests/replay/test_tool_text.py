@@ -16,6 +16,7 @@ from histospec.replay import command as replay
 from histospec.replay.recordings import Problem, Recording, opened
 from histospec.replay.recordings.text import Text
 from histospec.replay.recordings.tool_text import Marks, ToolText
+from histospec.server.errors import ConfigError
 
 pytest.importorskip("transformers")
 
@@ -150,6 +151,25 @@ def test_messages_of_several_turns_say_who_wrote_them(tmp_path: Path, tokenizer:
         ("cd", True),
     ]
     assert "rollouts of prime-rl: 1 responses" in notes
+
+
+def test_reasoning_is_the_models_text_once(tmp_path: Path, tokenizer: Callable[[str | None], str]) -> None:
+    folder = tokenizer(None)
+    completion = [
+        {"role": "assistant", "content": "It is 42.", "reasoning_content": "12 + 30"},
+        {"role": "tool", "content": "yes", "reasoning": "no text of the model"},
+        {"role": "assistant", "content": None, "reasoning": "Done", "reasoning_content": "Done"},
+        {"role": "assistant", "content": "Bye", "reasoning": None},
+    ]
+    (problem,), notes = load(tmp_path, [{"prompt": "Q", "completion": completion, "step": 1}], Text(folder))
+    assert parts(problem, folder) == [("12 + 30\n\nIt is 42.", True), ("yes", False), ("Done", True), ("Bye", True)]
+    assert "reasoning: 2 messages have it in a field of its own; it counts as the model's" in notes
+
+
+def test_reasoning_that_is_no_text_is_named(tmp_path: Path, tokenizer: Callable[[str | None], str]) -> None:
+    completion = [{"role": "assistant", "content": "42", "reasoning": {"effort": "high"}}]
+    with pytest.raises(ConfigError, match=r"line 1: completion\[0\].reasoning: should be text, is {'effort': 'high'}"):
+        load(tmp_path, [{"prompt": "Q", "completion": completion, "step": 1}], Text(tokenizer(None)))
 
 
 def test_half_of_a_surrogate_pair_is_read_and_reported(tmp_path: Path, tokenizer: Callable[[str | None], str]) -> None:
