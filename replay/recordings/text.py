@@ -111,7 +111,7 @@ class Text:
             reasoning = _reasoning(record, place, message) if generated else ""
             self.reasoned += bool(reasoning)
             content = _joined(reasoning, _content(record, place, message, "content"))
-            yield content + "".join(map(_call, message.get("tool_calls") or ())), generated
+            yield content + _calls(record, place, message), generated
 
     def _rendered(self, record: Record, field: str, messages: list[Any]) -> str:
         """Returns chat messages as the text that the model receives."""
@@ -162,10 +162,28 @@ def _joined(*texts: str) -> str:
     return "\n\n".join(filter(None, texts))
 
 
-def _call(call: Any) -> str:
-    """Returns the model's call of a tool as the templates of Qwen and Hermes write it."""
-    made = call.get("function", call) if isinstance(call, Mapping) else call
-    return f"\n<tool_call>\n{json.dumps(made, ensure_ascii=False, default=str)}\n</tool_call>"
+def _calls(record: Record, place: str, message: Mapping[str, Any]) -> str:
+    """Returns the model's calls of tools as the templates of Qwen and Hermes write them. Raises RecordingError."""
+    calls = _parsed(message.get("tool_calls") or []) or []
+    if not isinstance(calls, list):
+        raise record.wrong(f"{place}.tool_calls: should be a list of calls, is {shown(calls)}")
+    return "".join(_call(record, f"{place}.tool_calls[{i}]", _parsed(call)) for i, call in enumerate(calls))
+
+
+def _call(record: Record, place: str, call: Any) -> str:
+    if not isinstance(call, dict):
+        raise record.wrong(f"{place}: should be a call with its function, is {shown(call)}")
+    return f"\n<tool_call>\n{json.dumps(call.get('function', call), ensure_ascii=False, default=str)}\n</tool_call>"
+
+
+def _parsed(value: Any) -> Any:
+    """Returns the value of a JSON text; other values, and text that is no JSON, as they are."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError):
+        return value
 
 
 def _load(name: str, trusted: bool) -> Any:

@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -151,6 +152,49 @@ def test_messages_of_several_turns_say_who_wrote_them(tmp_path: Path, tokenizer:
         ("cd", True),
     ]
     assert "rollouts of prime-rl: 1 responses" in notes
+
+
+CALL = {"id": "1", "type": "function", "function": {"name": "add", "arguments": "{}"}}
+CALLED = '\n<tool_call>\n{"name": "add", "arguments": "{}"}\n</tool_call>'
+
+
+@pytest.mark.parametrize(
+    ("calls", "said"),
+    [
+        ([CALL], CALLED),
+        (json.dumps([CALL, CALL]), CALLED * 2),
+        ([json.dumps(CALL)], CALLED),
+        ([CALL["function"]], CALLED),
+        ("null", ""),
+        ("", ""),
+    ],
+)
+def test_calls_of_tools_may_be_json_texts(
+    calls: object, said: str, tmp_path: Path, tokenizer: Callable[[str | None], str]
+) -> None:
+    folder = tokenizer(None)
+    completion = [{"role": "assistant", "content": "ab", "tool_calls": calls}]
+    (problem,), _ = load(tmp_path, [{"prompt": "Q", "completion": completion, "step": 1}], Text(folder))
+    assert parts(problem, folder) == [(f"ab{said}", True)]
+
+
+@pytest.mark.parametrize(
+    ("calls", "complaint"),
+    [
+        (True, ".tool_calls: should be a list of calls, is True"),
+        (CALL, ".tool_calls: should be a list of calls, is {'id': '1', 'type"),
+        ("add(1, 2)", ".tool_calls: should be a list of calls, is 'add(1, 2)'"),
+        ("[" * 100_000, ".tool_calls: should be a list of calls, is '[[["),
+        ([CALL, "add"], ".tool_calls[1]: should be a call with its function, is 'add'"),
+        ([[CALL]], ".tool_calls[0]: should be a call with its function, is [{'id'"),
+    ],
+)
+def test_other_calls_of_tools_are_named(
+    calls: object, complaint: str, tmp_path: Path, tokenizer: Callable[[str | None], str]
+) -> None:
+    completion = [{"role": "assistant", "content": "ab", "tool_calls": calls}]
+    with pytest.raises(ConfigError, match=re.escape(f"own.jsonl: line 1: completion[0]{complaint}")):
+        load(tmp_path, [{"prompt": "Q", "completion": completion, "step": 1}], Text(tokenizer(None)))
 
 
 def test_reasoning_is_the_models_text_once(tmp_path: Path, tokenizer: Callable[[str | None], str]) -> None:
