@@ -54,6 +54,7 @@ def main(argv: Sequence[str]) -> int:
         compare=args.compare == "arctic",
     )
     files = names.in_order(args.file)
+    names.each_once(files)
     name = names.called(files)
     plot = args.plot
     if plot is None and not args.no_plot and replay_plot.possible():

@@ -5,6 +5,8 @@ import re
 from collections.abc import Sequence
 from pathlib import PurePath
 
+from histospec.server.errors import ConfigError
+
 STDIN = "-"
 
 _NUMBERS = re.compile(r"([0-9]+)")
@@ -20,6 +22,26 @@ def in_order(names: Sequence[str]) -> list[str]:
     if not all(map(os.path.isfile, names)):
         return list(names)
     return sorted(names, key=lambda name: [int(part) if i % 2 else part for i, part in enumerate(_NUMBERS.split(name))])
+
+
+def each_once(names: Sequence[str]) -> None:
+    """Checks that no file is given twice, under another name or also compressed: its responses would count twice.
+
+    Raises:
+        ConfigError: it names both files.
+
+    """
+    seen: dict[object, str] = {}
+    for name in filter(os.path.isfile, names):
+        folder, file = os.path.split(os.path.abspath(name))
+        found = os.stat(name)
+        for same in ((found.st_dev, found.st_ino), (os.path.realpath(folder), file.removesuffix(".gz"))):
+            if same in seen:
+                raise ConfigError(
+                    f"{name}: is the same recording as {seen[same]}, so its responses would count twice; give one of "
+                    "these files"
+                )
+            seen[same] = name
 
 
 def step(name: str) -> int | None:

@@ -1,5 +1,6 @@
 """What the names of files say: order, steps, and a name for title and plot."""
 
+import gzip
 import json
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import pytest
 
 from histospec.replay import command as replay
 from histospec.replay.recordings import names
+from histospec.server import cli
 
 
 def texts(epoch: int) -> list[int]:
@@ -34,6 +36,27 @@ def test_files_are_read_in_the_order_of_their_numbers(tmp_path: Path) -> None:
     ]
     assert names.in_order([files[3], "-", files[0]]) == [files[3], "-", files[0]]
     assert "in the given order" in names.order([files[3], files[0], "/dev/null"])[0]
+
+
+@pytest.mark.parametrize("other", ["step_1.jsonl", "step_1.jsonl.gz", "hard.jsonl", "soft.jsonl", "./step_1.jsonl"])
+def test_a_file_that_is_given_twice_is_refused(
+    other: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (file,) = recorded(Path(), "step_{}.jsonl", range(1, 2))
+    Path("step_1.jsonl.gz").write_bytes(gzip.compress(Path(file).read_bytes()))
+    Path("hard.jsonl").hardlink_to(file)
+    Path("soft.jsonl").symlink_to(file)
+    assert cli.main(["replay", file, other, "--mode", "all", "--no-plot"]) == 2
+    told = capsys.readouterr().err
+    assert "is the same recording as" in told
+    assert file in told
+    assert other in told
+    assert told.count("\n") == 1
+
+
+def test_files_of_the_same_name_in_other_folders_are_read(tmp_path: Path) -> None:
+    names.each_once([*recorded(tmp_path, "step_{}/a.jsonl"), "-", "-"])
 
 
 @pytest.mark.parametrize(
