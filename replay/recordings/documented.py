@@ -108,10 +108,10 @@ def rows(records: Iterable[Record], text: Text) -> Iterator[Row]:
 
 
 def _unique(records: Iterable[Record]) -> Iterator[tuple[str, Line]]:
-    places: dict[tuple[str | None, str | int], str] = {}
+    places: dict[tuple[str | None, str], str] = {}
     for record in records:
         line = record.checked(Line)
-        first = record.place if line.id is None else places.setdefault((line.namespace, line.id), record.place)
+        first = record.place if line.id is None else places.setdefault((line.namespace, str(line.id)), record.place)
         if first != record.place:
             raise record.wrong(f"id: {line.id!r} is also on {first}; put all responses of a problem on one line")
         yield record.place, line

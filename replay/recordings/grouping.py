@@ -1,8 +1,8 @@
 """Groups responses that were recorded one by one into problems with visits.
 
-Responses with the same id belong to one problem; without ids, those with the same prompt do. If records name no epoch,
-each group is a visit. Without groups, too, all responses of a problem are one visit: rollouts are often recorded as
-they complete, so their order does not tell when the policy changed.
+Responses with the same id belong to one problem; those without an id do if they have the same prompt. If records name
+no epoch, each group is a visit. Without groups, too, all responses of a problem are one visit: rollouts are often
+recorded as they complete, so their order does not tell when the policy changed.
 """
 
 from collections.abc import Iterable, Sequence
@@ -36,8 +36,16 @@ def problems(rows: Sequence[Row]) -> list[Problem]:
     return [_problem(group) for group in members.values()]
 
 
+def told_by(rows: Sequence[Row]) -> str:
+    """Returns what tells the problems of these rows apart."""
+    without = sum(row.problem is None for row in rows)
+    if without == len(rows):
+        return "prompt"
+    return f"id, and by prompt for the {without:,} responses without an id" if without else "id"
+
+
 def _key(row: Row) -> Key:
-    return row.namespace, row.prompt.tobytes() if row.problem is None else row.problem
+    return row.namespace, row.prompt.tobytes() if row.problem is None else str(row.problem)
 
 
 def _all_or_none(rows: Sequence[Row]) -> None:

@@ -170,7 +170,7 @@ class Recording:
         notes: list[str] = []
         for form, found in self._rows.items():
             epochs = self._epochs(form, found)
-            by = "id" if any(row.problem is not None for row in found) else "prompt"
+            by = grouping.told_by(found)
             notes.append(f"read as {form.name}: {len(found):,} responses, problems by {by}; epochs: {epochs}")
         if self._text.encoded:
             notes.append(

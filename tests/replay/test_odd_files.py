@@ -60,7 +60,7 @@ def test_whole_floats_and_digits_are_integers(kind: Any) -> None:
         (problem,) = read(io.BytesIO(json.dumps(record).encode()))
         assert problem.prompt.tolist() == [1]
         assert problem.responses[0].flat().tolist() == [5, 6]
-    named = [{"id": key, "prompt": [1], "tokens": [5], "epoch": 0} for key in (3, 3.0)]
+    named = [{"id": key, "prompt": [1], "tokens": [5], "epoch": 0} for key in (3, 3.0, "3")]
     assert len(list(read(io.BytesIO("\n".join(map(json.dumps, named)).encode())))) == 1
 
 

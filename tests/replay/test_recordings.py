@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from histospec.replay.recordings import Problem, RecordingError, opened, read, source
+from histospec.replay.recordings import Problem, Recording, RecordingError, opened, read, source
 from histospec.replay.recordings.source import GZIP_MAGIC
+from histospec.replay.recordings.text import Text
 from histospec.server.errors import ConfigError
 
 GOOD = {"id": "a", "prompt": [7, 8], "responses": [{"epoch": 0, "group": 0, "tokens": [1, 2, 3]}]}
@@ -53,6 +54,16 @@ def test_turns_keep_who_wrote_them_and_a_cut_ends_inside_one() -> None:
     assert [turn.tokens.tolist() for turn in response.cut(4)] == [[1, 2], [3, 4]]
     assert [turn.tokens.tolist() for turn in response.cut(5)] == [[1, 2], [3, 4, 5]]
     assert [len(turn.tokens) for turn in response.cut(100)] == [2, 3, 1]
+
+
+def test_a_number_and_its_text_are_one_id_and_responses_without_ids_are_counted() -> None:
+    records = [{"id": key, "prompt": [1], "tokens": [i], "epoch": i} for i, key in enumerate((7, "7", None, 7))]
+    recording = Recording(Text())
+    list(recording.read(io.BytesIO("\n".join(map(json.dumps, records)).encode()), "own.jsonl"))
+    assert [problem.epochs() for problem in recording.problems()] == [[0, 1, 3], [2]]
+    assert "4 responses, problems by id, and by prompt for the 1 responses without an id;" in recording.notes()[0]
+    with pytest.raises(RecordingError, match="line 2: id: '7' is also on line 1"):
+        load({**GOOD, "id": 7}, {**GOOD, "id": "7"})
 
 
 def response(**fields: Any) -> dict[str, object]:
