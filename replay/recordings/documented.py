@@ -33,17 +33,15 @@ class LineTurn(_Strict):
 
 
 class LineText(_Strict):
-    """The text of a response, as one run of tokens or as turns."""
+    """The text of a response, as one run of tokens or as turns; it may be empty."""
 
     tokens: Tokens | None = None
     turns: list[LineTurn] | None = None
 
     @model_validator(mode="after")
-    def _has_text(self) -> "LineText":
+    def _has_one(self) -> "LineText":
         if (self.tokens is None) == (self.turns is None):
             raise PydanticCustomError("text", "needs exactly one of tokens and turns")
-        if not any(tokens for tokens, _ in self.parts()):
-            raise PydanticCustomError("text", "must not be empty: it has no token")
         return self
 
     def parts(self) -> list[tuple[list[int], bool]]:
@@ -62,6 +60,12 @@ class LineResponse(LineText):
 
     epoch: Epoch
     group: Any = None
+
+    @model_validator(mode="after")
+    def _has_text(self) -> "LineResponse":
+        if not any(tokens for tokens, _ in self.parts()):
+            raise PydanticCustomError("text", "must not be empty: it has no token")
+        return self
 
     def recorded(self) -> RecordedResponse:
         """Returns the response as arrays."""

@@ -66,6 +66,18 @@ def test_a_number_and_its_text_are_one_id_and_responses_without_ids_are_counted(
         load({**GOOD, "id": 7}, {**GOOD, "id": "7"})
 
 
+@pytest.mark.parametrize(
+    "nothing", [{"tokens": []}, {"turns": []}, {"turns": [{"role": "assistant", "tokens": []}]}, {"response": []}]
+)
+def test_a_record_without_text_of_the_model_is_left_out_and_counted(nothing: dict[str, object]) -> None:
+    records = [{"prompt": [1], "epoch": 0, **nothing}, {"prompt": [1], "epoch": 1, "tokens": [2]}]
+    recording = Recording(Text())
+    list(recording.read(io.BytesIO("\n".join(map(json.dumps, records)).encode()), "own.jsonl"))
+    (problem,) = recording.problems()
+    assert problem.epochs() == [1]
+    assert "left out: 1 responses in which the model wrote nothing" in recording.notes()
+
+
 def response(**fields: Any) -> dict[str, object]:
     return {**GOOD, "id": "b", "responses": [{"epoch": 0, "tokens": [1]}, {"epoch": 1, "tokens": [1], **fields}]}
 
