@@ -101,12 +101,12 @@ def main(argv: Sequence[str]) -> int:
 
 def _read(files: Sequence[str], recording: Recording, progress: Progress) -> None:
     """Adds the files to the recording. The progress bar follows the bytes read, if their number is known."""
-    for name in files:
+    for name, step in zip(files, names.steps(files), strict=True):
         with opened(name) as file:
             known = is_regular(file)
             size = os.fstat(file.fileno()).st_size if known else None
             bar = progress.add_task(f"reading {escape(names.base(name))}", total=size)
-            for _ in recording.read(file, name):
+            for _ in recording.read(file, name, step):
                 if known:
                     progress.update(bar, completed=file.tell())
             progress.remove_task(bar)

@@ -3,6 +3,7 @@
 import os
 import re
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import PurePath
 
 from histospec.server.errors import ConfigError
@@ -44,16 +45,27 @@ def each_once(names: Sequence[str]) -> None:
             seen[same] = name
 
 
+def steps(names: Sequence[str]) -> list[int | None]:
+    """Returns the training step that each name tells. A folder of all files tells none: `qwen-step1/rollouts/*.jsonl`.
+
+    One file needs no step, as it needs no order.
+    """
+    if len(names) == 1:
+        return [None]
+    shared = _folder(names)
+    return [step(os.path.relpath(name, shared)) for name in names]
+
+
 def step(name: str) -> int | None:
     """Returns the training step in a file's name, or else in the nearest folder's: `step_3/rollouts.jsonl`.
 
     Returns None if there is none, and for `epoch_1/step_3.jsonl`, whose steps may begin again in each epoch.
     """
-    parts = [_STEP.findall(part) for part in reversed(PurePath(os.path.abspath(name)).parts)]
+    parts = [_STEP.findall(part) for part in reversed(PurePath(name).parts)]
     nearest = next((i for i, found in enumerate(parts) if found), None)
     if nearest is None:
         return None
-    words = {word.lower() for word, _ in parts[nearest] + parts[nearest + 1]}  # the last part is the root
+    words = {word.lower() for word, _ in chain(*parts[nearest : nearest + 2])}
     return int(parts[nearest][0][1]) if len(parts[nearest]) == len(words) == 1 else None
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import BinaryIO
 
-from histospec.replay.recordings import documented, grouping, names, source
+from histospec.replay.recordings import documented, grouping, source
 from histospec.replay.recordings.check import PAGE, Record
 from histospec.replay.recordings.frameworks import nemo_rl, texts, trl_once
 from histospec.replay.recordings.text import Text
@@ -118,13 +118,23 @@ class Recording:
         self._empty = self._again = 0
         self._by_name: set[Format] = set()  # whose epochs are the steps in the files' names
 
-    def read(self, file: BinaryIO, name: str) -> Iterator[None]:
-        """Adds an open file; yields after each of its records. Raises RecordingError."""
-        found = source.records(file, COLUMNS.union(self._fields.values()))
-        return self.add(map(self._renamed, found) if self._fields else found, name)
+    def read(self, file: BinaryIO, name: str, step: int | None = None) -> Iterator[None]:
+        """Adds an open file; yields after each of its records.
 
-    def add(self, records: Iterable[Record], name: str) -> Iterator[None]:
-        """Adds the records of a file; yields after each one."""
+        Args:
+            file: a binary file.
+            name: for messages.
+            step: the epoch of its records if they have none.
+
+        Raises:
+            RecordingError: it is no valid recording.
+
+        """
+        found = source.records(file, COLUMNS.union(self._fields.values()))
+        return self.add(map(self._renamed, found) if self._fields else found, name, step)
+
+    def add(self, records: Iterable[Record], name: str, step: int | None = None) -> Iterator[None]:
+        """Adds the records of a file; yields after each one. Takes arguments and raises like `read`."""
         records = iter(records)
         first = last = next(records)
         form = detect(first)
@@ -150,7 +160,6 @@ class Recording:
                 yield
         except RecordingError as error:
             raise RecordingError(f"{error}{_another(form, first, last)}") from None
-        step = names.step(name) if self._several else None
         if step is not None and all(row.epoch is None for row in kept):
             self._by_name.add(form)
             for row in kept:

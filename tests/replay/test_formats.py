@@ -14,6 +14,7 @@ import pytest
 
 from histospec.replay import command as replay
 from histospec.replay.recordings import Problem, Recording, Tokens, opened
+from histospec.replay.recordings.names import steps
 from histospec.replay.recordings.text import Text
 from histospec.server import cli
 from histospec.server.errors import ConfigError
@@ -27,9 +28,9 @@ ASKED = "What is 12 + 30?"
 
 def load(*files: Path, tokenizer: Path | None = None, fields: dict[str, str] | None = None) -> Recording:
     recording = Recording(Text(None if tokenizer is None else str(tokenizer)), fields, len(files) > 1)
-    for path in files:
+    for path, step in zip(files, steps([*map(str, files)]), strict=True):
         with opened(str(path)) as file:
-            list(recording.read(file, path.name))
+            list(recording.read(file, path.name, step))
     return recording
 
 

@@ -82,6 +82,34 @@ def test_a_step_is_taken_where_it_is_clear(name: str, step: int | None) -> None:
     assert names.step(f"/data/{name}") == step
 
 
+@pytest.mark.parametrize(
+    ("files", "steps"),
+    [
+        (["qwen-step1/rollouts/a.jsonl", "qwen-step1/rollouts/b.jsonl"], [None, None]),
+        (["qwen-step1/step_3/a.jsonl", "qwen-step1/step_4/a.jsonl", "qwen-step1/b.jsonl"], [3, 4, None]),
+        (["run/step_3/rank_0.jsonl", "run/step_3/rank_1.jsonl", "run/step_4/rank_0.jsonl"], [3, 3, 4]),
+        (["run/step_3_a.jsonl", "run/step_3_b.jsonl"], [3, 3]),
+        (["epoch_1/step_3.jsonl", "epoch_1/step_4.jsonl"], [3, 4]),
+        (["epoch_1/step_3.jsonl", "epoch_2/step_3.jsonl"], [None, None]),
+        (["run/step_3.jsonl"], [None]),
+    ],
+)
+def test_a_folder_of_all_files_tells_no_step(files: list[str], steps: list[int | None]) -> None:
+    assert names.steps(files) == steps
+    assert names.steps([f"/data/global_step_7/{name}" for name in files]) == steps
+
+
+def test_groups_are_visits_in_a_folder_with_a_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for i in range(2):
+        file = tmp_path / "qwen-step1" / "rollouts" / f"{i}.jsonl"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps({"prompt": [1], "tokens": texts(1), "group": i}) + "\n")
+    assert replay.main([*map(str, file.parent.iterdir()), "--no-plot", "--json", "-"]) == 0
+    figures = json.loads(capsys.readouterr().out)
+    assert figures["problems_with_history"] == 1
+    assert "each group is a visit" in figures["notes"][1]
+
+
 @pytest.mark.parametrize("file", ["step_{}/train_rollouts.jsonl", "rollouts_step{}.jsonl"])
 def test_the_step_in_the_names_is_the_epoch_whatever_the_order_of_the_arguments(
     file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
