@@ -46,7 +46,7 @@ FOREIGN = {
     b"\x80": _PICKLE.format("pickle", PAGE),
 }
 """First bytes of files that hold no JSON lines, and the message; the longer of two that fit comes first."""
-_CSV = re.compile(rb'(\xef\xbb\xbf)?"?[\w ./:()-]+"?(?:[,;\t]"?[\w ./:()-]+"?)+\s*')
+_CSV = re.compile(rb'"?[\w ./:()-]+"?(?:[,;\t]"?[\w ./:()-]+"?)+\s*')
 _TO_LINES = "pandas.read_csv('FILE').to_json('FILE.jsonl', orient='records', lines=True)"
 PIECE = 1 << 20
 MAX_LINE = 1 << 30
@@ -128,6 +128,7 @@ def _lines(head: bytes, file: BinaryIO) -> Iterator[Record]:
     while line := _line(source, number + 1):
         number += 1
         if number == 1:
+            line = line.removeprefix(BOM)
             _refuse_foreign(line)
             if packed and line.startswith(PARQUET_MAGIC):
                 raise RecordingError("is a gzipped Parquet file; unpack it with gunzip first")
@@ -135,9 +136,8 @@ def _lines(head: bytes, file: BinaryIO) -> Iterator[Record]:
                 raise RecordingError(f"is a table of text, such as CSV; {_TO_LINES} writes its rows as JSON lines")
         if b"\0" in line:
             raise _nul(number)
-        if not line.isspace():
-            content = line.removeprefix(BOM if number == 1 else b"").rstrip(b"\r\n")
-            yield Record(f"line {number}", content, line.endswith(b"\n"))
+        if line and not line.isspace():
+            yield Record(f"line {number}", line.rstrip(b"\r\n"), line.endswith(b"\n"))
 
 
 def _refuse_foreign(head: bytes) -> None:

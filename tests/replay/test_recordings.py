@@ -122,6 +122,7 @@ def test_a_bad_record_is_reported_with_its_line_and_field(record: object, compla
     [
         (b"", "is empty: it has no records; give recorded rollouts"),
         (b"\n \n", "has no records"),
+        (b"\xef\xbb\xbf", "has no records"),
         (b"{nonsense", "line 1: not JSON"),
         (b"\xff\xfe{}", "is text in UTF-16"),
         (b"\0" * (3 << 20), "line 1: not JSON"),
@@ -140,8 +141,9 @@ def test_a_file_that_is_no_recording_is_reported(content: bytes, complaint: str)
         list(read(io.BytesIO(content)))
 
 
-def test_a_byte_order_mark_is_no_part_of_the_first_line() -> None:
-    assert len(list(read(io.BytesIO(b"\xef\xbb\xbf" + json.dumps(GOOD).encode())))) == 1
+@pytest.mark.parametrize("before", [b"", b"\n", b" \r\n\n"])
+def test_a_byte_order_mark_is_no_part_of_the_first_line(before: bytes) -> None:
+    assert len(list(read(io.BytesIO(b"\xef\xbb\xbf" + before + json.dumps(GOOD).encode())))) == 1
 
 
 @pytest.mark.parametrize("content", [ZIPPED, json.dumps(GOOD).encode()])
