@@ -79,4 +79,5 @@ _CLASSES: dict[grpc.StatusCode, type[HistoSpecError]] = {
 
 def from_status(code: grpc.StatusCode, details: str | None, what: str) -> HistoSpecError:
     """Returns the error for a call that ended with `code`; `what` names the call and the shard."""
-    return _CLASSES.get(code, ServerError)(f"{what}: {details or code.name}")
+    text = "".join(c if c.isprintable() else "?" for c in details or code.name)
+    return _CLASSES.get(code, ServerError)(f"{what}: {text}")

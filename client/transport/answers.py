@@ -23,6 +23,8 @@ T = TypeVar("T")
 
 MAX_SHARDS = 4096
 """Shards of a service: to find the owner of a problem takes time for each."""
+LAST_SECOND = 253402300800.0
+"""The Unix time at which the year 10000 begins, which no text shows."""
 MOST_NAMESPACES = 8
 """Namespaces in each list of an Inspect, as the protocol says."""
 
@@ -103,7 +105,8 @@ def topology(_request: pb.TopologyRequest, answer: pb.TopologyResponse) -> list[
     if len(answer.shards) > MAX_SHARDS:
         raise GarbledReply(f"shards: {len(answer.shards)} are more than the limit of {MAX_SHARDS}")
     for i, shard in enumerate(answer.shards):
-        if not shard.name or not (shard.listening or is_address(shard.address)):
+        wrong = not shard.name or printable(shard.name) != shard.name
+        if wrong or not (shard.listening or is_address(shard.address)):
             raise GarbledReply(f"shards[{i}]: {printable(shard.name)!r} at {printable(shard.address)!r}")
     return list(answer.shards)
 
@@ -118,18 +121,20 @@ def inspection(_request: pb.InspectRequest, answer: pb.InspectResponse) -> value
     for field in (answer.similar, answer.shared):
         if len(field) > MOST_NAMESPACES:
             raise GarbledReply(f"{len(field)} other namespaces, at most {MOST_NAMESPACES} were asked for")
+    if not 0 <= answer.time < LAST_SECOND:
+        raise GarbledReply(f"time: {answer.time}")
     facts = answer.facts
     return values.Inspection(
-        shard=answer.shard,
-        version=answer.version,
+        shard=printable(answer.shard),
+        version=printable(answer.version),
         time=answer.time,
         limits={field.name: number for field, number in answer.limits.ListFields()},
-        rights=tuple(answer.rights),
+        rights=tuple(map(printable, answer.rights)),
         namespace=values.NamespaceFacts(**{field.name: getattr(facts, field.name) for field in facts.DESCRIPTOR.fields})
         if answer.HasField("facts")
         else None,
-        similar=tuple(answer.similar),
-        shared=tuple(values.SharedPrompts(s.namespace, s.prompts, s.asked) for s in answer.shared),
+        similar=tuple(map(printable, answer.similar)),
+        shared=tuple(values.SharedPrompts(printable(s.namespace), s.prompts, s.asked) for s in answer.shared),
         loaded=answer.loaded,
-        trouble=answer.trouble,
+        trouble=printable(answer.trouble),
     )

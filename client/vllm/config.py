@@ -111,6 +111,6 @@ def _number(name: str, text: str, least: float, expected: str) -> float:
         value = float(text)
     except ValueError:
         value = math.nan
-    if not (least <= value < math.inf):
+    if not least <= value <= arguments.LARGEST:
         raise ValueError(f"{name}: expected {expected}, got {arguments.shown(text)}")
     return value

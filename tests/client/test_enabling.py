@@ -137,6 +137,7 @@ def test_a_missing_setting_is_an_error(monkeypatch: pytest.MonkeyPatch, name: st
         ("ENABLE", "true", "must be 0 or 1, is 'true'"),
         ("DRAFT_TOKENS", "auto", "expected an integer from 1 to 256, got 'auto'"),
         ("DRAFT_TOKENS", "0", "expected an integer from 1 to 256, got '0'"),
+        ("VERIFY_COST", "1e39", "expected 'auto' or a number of at least 0, such as 0.05, got '1e39'"),
         ("MODEL_DRAFT_TOKENS", "-1", "expected 'auto' or an integer from 0 to 256, got '-1'"),
     ],
 )

@@ -5,6 +5,7 @@ minute, and no call of a worker raises.
 """
 
 import logging
+import math
 import os
 import random
 from collections.abc import Callable, Iterator
@@ -20,6 +21,7 @@ from histospec.client.config import Limits
 from histospec.client.core.message_limits import ServerLimits
 from histospec.client.core.step import GarbledReply
 from histospec.client.core.stream_state import StreamState
+from histospec.client.errors import from_status
 from histospec.v1 import draft_pb2 as pb
 from tests.support.hostile import spoiled
 from tests.support.odd_server import OddServer
@@ -240,7 +242,11 @@ WRONG_ANSWERS: list[tuple[str, Any, str]] = [
     ("topology", shards("h:1", "no address"), r"shards\[1\]"),
     ("topology", shards("h:99999"), r"shards\[0\]"),
     ("topology", shards("h" * 1000 + ":1"), r"shards\[0\]"),
+    ("topology", pb.TopologyResponse(shards=[pb.Shard(name="a\x1b[2J\nb", address="h:1")]), r"shards\[0\]"),
     ("inspect", pb.InspectResponse(similar=["x"] * 9), "9 other namespaces"),
+    ("inspect", pb.InspectResponse(time=math.inf), "time: inf"),
+    ("inspect", pb.InspectResponse(time=math.nan), "time: nan"),
+    ("inspect", pb.InspectResponse(time=-1e300), "time: -1e"),
 ]
 
 
@@ -253,6 +259,20 @@ def test_a_wrong_answer_to_a_call_is_an_error_of_the_server(
         with pytest.raises(ServerError, match=rf"on {answering_server.endpoint}: garbled answer: .*{what}") as caught:
             CALLS[call](client)
         assert len(str(caught.value)) < 1000
+
+
+def test_the_texts_of_an_answer_cannot_write_to_the_terminal(answering_server: Answering) -> None:
+    text = "\x1b[2J\nforged"
+    shared = [pb.SharedPrompts(namespace=text)]
+    answering_server.answer = pb.InspectResponse(
+        shard=text, version=text, trouble=text, rights=[text], similar=[text], shared=shared
+    )
+    with DraftClient(answering_server.endpoint, "run", timeouts=Timeouts(shutdown=0.01)) as client:
+        (found,) = client.inspect()
+        assert found is not None
+        texts = [found.shard, found.version, found.trouble, *found.rights, *found.similar, found.shared[0].namespace]
+        assert texts == ["?[2J?forged"] * 6
+    assert str(from_status(grpc.StatusCode.INTERNAL, text, "Inspect")) == "Inspect: ?[2J?forged"
 
 
 @pytest.mark.asyncio
