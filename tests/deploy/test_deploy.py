@@ -1,5 +1,6 @@
 """The files of deploy/: rendered ones are up to date, and tools accept the others."""
 
+import ctypes
 import re
 import subprocess
 import sys
@@ -8,14 +9,19 @@ from pathlib import Path
 import pytest
 import yaml
 
+from histospec.client import DraftClient, Response
+from histospec.server import cli
 from histospec.server.settings.options import load
+from tests.support import syscall_filter
 from tests.support.charts import objects_in, one
+from tests.support.clients import texts
 from tests.support.examples import example
 from tests.support.programs import ROOT, program
 from tests.support.prometheus import promtool
-from tests.support.servers import Starter
+from tests.support.servers import Starter, run_first
 
 DEPLOY = ROOT / "deploy"
+UNIT = DEPLOY / "systemd" / "histospec.service"
 KUBERNETES = sorted((DEPLOY / "kubernetes").glob("*.yaml"))
 
 
@@ -82,11 +88,31 @@ def test_the_server_takes_the_options_of_the_unit(start_server: Starter) -> None
     server.drain()
 
 
+def test_the_server_runs_with_the_system_calls_of_the_unit(
+    start_server: Starter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    analyze = program("systemd-analyze")
+    try:
+        ctypes.CDLL(syscall_filter.LIBRARY)
+    except OSError:
+        pytest.skip(f"needs {syscall_filter.LIBRARY}")
+    restrict = f"runpy.run_path({syscall_filter.__file__!r})['restrict'](pathlib.Path({str(UNIT)!r}), {analyze!r})"
+    run_first(f"import pathlib, runpy\n{restrict}", tmp_path, monkeypatch)  # also before numpy is imported
+    server = start_server("--config", str(DEPLOY / "systemd" / "histospec.toml"), name="data")
+    assert "Seccomp:\t2\n" in Path(f"/proc/{server.pid}/status").read_text()
+    with DraftClient(server.endpoint, "run") as client:
+        client.ingest([1, 2], [Response([3, 4])])
+        assert cli.main(["status", server.endpoint, "--http", server.http]) == 0
+        server.drain()
+        server.start()
+        assert texts(client.history([1, 2])) == [[3, 4]]
+    server.drain()
+
+
 def test_systemd_takes_the_unit(tmp_path: Path) -> None:
     analyze = program("systemd-analyze")
     unit = tmp_path / "histospec.service"
-    text = (DEPLOY / "systemd" / "histospec.service").read_text()
-    unit.write_text(text.replace("/opt/histospec/bin/histospec", sys.executable))
+    unit.write_text(UNIT.read_text().replace("/opt/histospec/bin/histospec", sys.executable))
     done = subprocess.run([analyze, "verify", "--man=no", unit], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
     # 10 is a service without restrictions; systemd calls up to 2 "OK" and better.
