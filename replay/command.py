@@ -24,7 +24,7 @@ from histospec.replay.recordings.tool_text import Marks, ToolText
 from histospec.replay.result import Options, as_json
 from histospec.server.arguments import MOST_COST, ArgumentParser, amount, whole
 from histospec.server.errors import ConfigError
-from histospec.server.output_file import FORCE, is_stdout, written
+from histospec.server.output_file import FORCE, is_stdout, keep_apart, written
 
 COSTS = (0.02, 0.05, 0.1)
 NAMES = ("prompt", "response", "tokens", "turns", "epoch", "id", "group", "namespace")
@@ -63,8 +63,7 @@ def main(argv: Sequence[str]) -> int:
     file = name if len(files) > 1 else names.base(files[0])
     if plot is not None:
         replay_plot.require(plot)
-    if args.json is not None and plot is not None and is_stdout(args.json) and is_stdout(plot):
-        raise ConfigError("--json and --plot both write to standard output; give one of them a file")
+    keep_apart([("--json", args.json), ("--plot", plot)], [("FILE", file) for file in files])
     errors = Console(stderr=True)
     out = errors if any(target and is_stdout(target) for target in (args.json, plot)) else Console()
     with ExitStack() as targets:

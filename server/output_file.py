@@ -4,7 +4,7 @@ import os
 import stat
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
@@ -25,6 +25,39 @@ class OutputError(HistoSpecError):
 def is_stdout(name: str) -> bool:
     """Returns whether `name` is the standard output."""
     return name in STANDARD
+
+
+def keep_apart(outputs: Iterable[tuple[str, str | None]], inputs: Iterable[tuple[str, str | None]]) -> None:
+    """Checks that no output of a command is one of its inputs, or another output. Raises ConfigError.
+
+    Call it before `written`. Each is an option and the file that it names; None if it names none.
+    """
+    read = {_identity(name, 0): option for option, name in inputs if name}
+    taken: dict[object, str] = {}
+    for option, name in outputs:
+        file = _identity(name, 1) if name else None
+        if file is None:
+            continue
+        if file in read:
+            raise ConfigError(f"{option} {name} is the file that {read[file]} reads; give the name of another file")
+        if file in taken:
+            where = "standard output" if name and is_stdout(name) else name
+            raise ConfigError(f"{taken[file]} and {option} both write to {where}; give one of them a file of its own")
+        taken[file] = option
+
+
+def _identity(name: str, standard: int) -> object:
+    """Returns what all names of one file have in common; None for devices and pipes, except the standard output.
+
+    `standard`: the descriptor that `-` stands for.
+    """
+    try:
+        status = os.stat(standard if name == "-" else name)
+    except OSError:
+        return os.path.realpath(name)
+    if stat.S_ISREG(status.st_mode):
+        return status.st_dev, status.st_ino
+    return STANDARD if standard == 1 and is_stdout(name) else None
 
 
 @contextmanager

@@ -28,9 +28,9 @@ from histospec.protocol.limits import MAX_DRAFT
 from histospec.replay.recordings import opened, read
 from histospec.server.arguments import MOST_COST, ArgumentParser, amount, whole
 from histospec.server.commands.bench_worker import BenchProblem, Load, Measured, Workers, generated, roll_out
-from histospec.server.commands.connection import add_options, caller, http_addresses, read_status
+from histospec.server.commands.connection import add_options, caller, files, http_addresses, read_status
 from histospec.server.errors import ConfigError, Unavailable
-from histospec.server.output_file import FORCE, is_stdout, written
+from histospec.server.output_file import FORCE, is_stdout, keep_apart, written
 from histospec.server.process import run_loop
 from histospec.server.settings.addresses import Address
 
@@ -41,6 +41,7 @@ PATIENCE = 5.0  # seconds that running ingests may take after one failed or a si
 def main(argv: Sequence[str]) -> int:
     """Prints a table, and writes JSON if asked. Raises HistoSpecError, for example if the service is unreachable."""
     options = _parser().parse_args(list(argv))
+    keep_apart([("--json", options.json)], [("--rollouts", options.rollouts), *files(vars(options))])
     http = http_addresses(options.http)
     load = Load(
         options.endpoint, options.namespace or f"bench-{secrets.token_hex(4)}", options.batch, options.steps,

@@ -3,6 +3,8 @@
 import argparse
 import asyncio
 import json
+import os
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, cast
 
@@ -17,6 +19,7 @@ from histospec.client.transport.diagnosis import BY_THE_SERVER, diagnose
 from histospec.client.transport.discovery import resolve, topology
 from histospec.server.errors import ConfigError, Unavailable
 from histospec.server.settings.addresses import Address
+from histospec.server.settings.config import PREFIX
 
 ENDPOINT = "gRPC address of any shard, a list of them, or discover://HOST:PORT"
 SERVICE = "HOST:PORT[,...], or discover://HOST:PORT to find all of them"
@@ -53,6 +56,19 @@ def caller(endpoint: str | None, options: argparse.Namespace) -> Config:
     except ConfigurationError as error:
         raise ConfigError(str(error)) from None
     return config
+
+
+def files(options: Mapping[str, Any], names: Iterable[str] = OPTIONS) -> list[tuple[str, str | None]]:
+    """Returns the files that options of these names, or else their variables, name, each with its source.
+
+    The files are inputs for `keep_apart`.
+    """
+    flags = [(f"--{name.replace('_', '-')}", options.get(name)) for name in names]
+    variables = [f"{PREFIX}{name.upper()}" for name in names]
+    return [
+        (variable, os.environ.get(variable)) if path is None else (flag, path)
+        for (flag, path), variable in zip(flags, variables, strict=True)
+    ]
 
 
 async def find(config: Config, timeout: float) -> tuple[list[Endpoint], list[Endpoint]]:

@@ -20,10 +20,10 @@ from histospec.server.arguments import whole
 from histospec.server.commands import connection
 from histospec.server.commands.lines import Stored, encoded, packed, summary
 from histospec.server.commands.shards import Shards, ShardsError, add_options, failed
-from histospec.server.commands.snapshot_target import SnapshotTarget, dated_name, snapshot_target
+from histospec.server.commands.snapshot_target import Folder, SnapshotTarget, dated_name, snapshot_target
 from histospec.server.errors import ConfigError, HistoSpecError
 from histospec.server.open_store import open_reader
-from histospec.server.output_file import FORCE, is_stdout
+from histospec.server.output_file import FORCE, is_stdout, keep_apart
 from histospec.server.settings import options
 from histospec.server.settings.config import StoreConfig
 from histospec.server.stores.interface import Problem, Reader
@@ -40,6 +40,9 @@ def main(argv: Sequence[str]) -> int:
     """Runs the command with these arguments. Raises HistoSpecError."""
     asked, flags = _arguments(argv)
     target = snapshot_target(asked.target, asked.force)
+    if isinstance(target, Folder) and target.name:
+        inputs = connection.files({**vars(asked), **flags}, ("config", "store_file", *connection.OPTIONS))
+        keep_apart([("TARGET", target.name)], inputs)
     if asked.keep and target.name:
         raise ConfigError(f"--keep: {asked.target} is one file; give a folder or a URL for dated snapshots")
     counts: Counter[str] = Counter()

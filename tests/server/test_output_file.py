@@ -10,7 +10,7 @@ import pytest
 from histospec.replay.plot import FORMATS
 from histospec.server import cli
 from histospec.server.errors import ConfigError, reason
-from histospec.server.output_file import OutputError, written
+from histospec.server.output_file import OutputError, keep_apart, written
 
 
 def write(name: object, **options: bool) -> None:
@@ -112,6 +112,58 @@ def test_what_cannot_be_written_is_said_before_the_recording_is_looked_at(
     assert sentence in text
     assert text.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("replay in.jsonl --json in.jsonl", "replay: --json in.jsonl is the file that FILE reads; give the name of"),
+        ("replay other.jsonl in.jsonl --no-plot --json ./in.jsonl", "--json ./in.jsonl is the file that FILE reads"),
+        ("replay in.jsonl --force --json link", "--json link is the file that FILE reads"),
+        ("replay link --json in.jsonl", "--json in.jsonl is the file that FILE reads"),
+        ("replay - --json in.jsonl", "--json in.jsonl is the file that FILE reads"),
+        ("replay in.png --plot in.png", "--plot in.png is the file that FILE reads"),
+        ("replay in.jsonl --json new.png --plot ./new.png", "--json and --plot both write to ./new.png; give one of"),
+        ("replay in.jsonl --json other.png --plot other.png", "--json and --plot both write to other.png"),
+        ("bench nowhere:9 --rollouts in.jsonl --json in.jsonl", "--json in.jsonl is the file that --rollouts reads"),
+        ("bench nowhere:9 --tls-ca in.jsonl --json in.jsonl", "--json in.jsonl is the file that --tls-ca reads"),
+        ("bench nowhere:9 --json token", "--json token is the file that HISTOSPEC_TOKEN_FILE reads"),
+        ("snapshot in.jsonl --config in.jsonl", "snapshot: TARGET in.jsonl is the file that --config reads"),
+        ("snapshot in.jsonl --store-file in.jsonl", "TARGET in.jsonl is the file that --store-file reads"),
+        ("snapshot token --from nowhere:9", "TARGET token is the file that HISTOSPEC_TOKEN_FILE reads"),
+    ],
+)
+def test_what_a_command_reads_is_not_written_over(words: str, sentence: str, tmp_path: Path) -> None:
+    for name in ("in.jsonl", "other.jsonl", "in.png", "other.png", "token"):
+        (tmp_path / name).write_text('{"prompt": [1], "responses": [{"epoch": 0, "tokens": [1]}]}\n')
+    (tmp_path / "link").symlink_to("in.jsonl")
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    command = [sys.executable, "-m", "histospec.server", *words.split()]
+    environment = os.environ | {"HISTOSPEC_TOKEN_FILE": "token"}
+    with (tmp_path / "in.jsonl").open() as file:
+        done = subprocess.run(
+            command, cwd=tmp_path, env=environment, stdin=file, capture_output=True, text=True, timeout=60
+        )
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert sentence in done.stderr
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_what_standard_output_appends_to_is_not_read(tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").write_text("{}\n")
+    command = [sys.executable, "-m", "histospec.server", "replay", "in.jsonl", "--no-plot", "--json", "-"]
+    with (tmp_path / "in.jsonl").open("a") as file:
+        done = subprocess.run(command, cwd=tmp_path, stdout=file, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert (done.returncode, (tmp_path / "in.jsonl").read_text()) == (2, "{}\n")
+    assert "--json - is the file that FILE reads" in done.stderr
+
+
+def test_devices_and_pipes_may_be_read_and_written() -> None:
+    ends = os.pipe()
+    keep_apart([("--json", "/dev/null"), ("--plot", "/dev/null")], [("FILE", "/dev/null")])
+    keep_apart([("--json", f"/dev/fd/{ends[1]}"), ("--plot", None)], [("FILE", f"/dev/fd/{ends[0]}")])
+    for end in ends:
+        os.close(end)
 
 
 def test_a_reason_that_names_a_variable_keeps_its_letters() -> None:
