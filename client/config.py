@@ -49,6 +49,7 @@ MAX_ENDPOINT = 1 << 20
 USUAL_PORT = 6378
 LONGEST_ADDRESS = 300
 """The most characters of one address that a server names; a name of DNS has 253."""
+UNPAIRED = "tls: a client certificate needs its key, and a key its certificate"
 _ADDRESS = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^\s:/?#@\[\]]+):[0-9]{1,5}")
 
 
@@ -154,7 +155,7 @@ class Tls:
             if not (path is None or isinstance(path, str | os.PathLike)):
                 raise ConfigurationError(f"Tls.{each.name}: must be the path of a file, is {arguments.shown(path)}")
         if (self.certificate is None) != (self.key is None):
-            raise ConfigurationError("tls: a client certificate needs its key, and a key its certificate")
+            raise ConfigurationError(UNPAIRED)
 
     def credentials(self) -> grpc.ChannelCredentials:
         """Reads the files and returns gRPC credentials."""
@@ -301,14 +302,27 @@ def _token(name: str, value: Any) -> str | None:
 def _tls(value: Any) -> Tls | None:
     """Returns the certificates of the argument, or else of the environment."""
     if value is None:
-        ca, certificate, key = (os.environ.get(f"HISTOSPEC_TLS_{name}") or None for name in ("CA", "CERT", "KEY"))
-        return Tls(ca, certificate, key) if ca or certificate or key else None
+        return tls_files()
     if isinstance(value, bool):
         return Tls() if value else None
     if not isinstance(value, Tls):
         file = f"; for a file of authorities give Tls(ca={arguments.shown(value)})" if isinstance(value, str) else ""
         raise ConfigurationError(f"tls: must be True, False or a Tls, is {arguments.shown(value)}{file}")
     return value
+
+
+def tls_files(ca: str | None = None, cert: str | None = None, key: str | None = None) -> Tls | None:
+    """Returns the certificates that options of a command name, each of them else its variable; None without any.
+
+    Raises ConfigurationError, which names the option or variable of a certificate without its key, or the reverse.
+    """
+    options = {"ca": ca, "cert": cert, "key": key}
+    files = {name: path or os.environ.get(f"HISTOSPEC_TLS_{name.upper()}") or None for name, path in options.items()}
+    if (files["cert"] is None) != (files["key"] is None):
+        lone = "key" if files["cert"] is None else "cert"
+        source = f"--tls-{lone}" if options[lone] else f"HISTOSPEC_TLS_{lone.upper()}"
+        raise ConfigurationError(f"{UNPAIRED}; only {source} is given")
+    return Tls(*files.values()) if any(files.values()) else None
 
 
 def bearer(config: Config) -> str | None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NoReturn
 
-from histospec.client.config import Config, Tls, bearer, configure
+from histospec.client.config import Config, bearer, configure, tls_files
 from histospec.client.doctor import findings
 from histospec.client.doctor.checks import examine
 from histospec.client.doctor.facts import Demand, gather
@@ -108,13 +108,10 @@ def _config(options: argparse.Namespace) -> Config:
     """Returns the configuration of a worker with these options. Raises ConfigurationError."""
     if None not in (options.address, options.endpoint):
         raise ConfigurationError("--endpoint: there is an ENDPOINT without it; give one of them")
-    config = configure(options.endpoint if options.address is None else options.address, options.namespace)
+    tls = tls_files(options.tls_ca, options.tls_cert, options.tls_key) or options.tls
+    config = configure(options.endpoint if options.address is None else options.address, options.namespace, tls=tls)
     if options.token_file is not None:
         config = replace(config, token=None, token_file=options.token_file)
-    given = {"ca": options.tls_ca, "certificate": options.tls_cert, "key": options.tls_key}
-    given = {name: path for name, path in given.items() if path is not None}
-    if given or options.tls:
-        config = replace(config, tls=replace(config.tls or Tls(), **given))
     bearer(config)  # raises here instead of at each call
     if config.tls is not None:
         config.tls.credentials()

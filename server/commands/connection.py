@@ -11,7 +11,7 @@ from typing import Any, cast
 import grpc
 import grpc.aio
 
-from histospec.client.config import Config, Endpoint, Tls, configure
+from histospec.client.config import Config, Endpoint, configure, tls_files
 from histospec.client.errors import ConfigurationError
 from histospec.client.errors import HistoSpecError as ClientError
 from histospec.client.transport.channel import metadata
@@ -32,22 +32,20 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options for the token and the certificates."""
     for name, help_ in (
         ("--token-file", "file that holds a bearer token (or set HISTOSPEC_TOKEN_FILE)"),
-        ("--tls-ca", "authorities of the server's certificate; enables TLS"),
-        ("--tls-cert", "client certificate, if the server asks for one"),
-        ("--tls-key", "key of --tls-cert"),
+        ("--tls-ca", "authorities of the server's certificate; enables TLS (or set HISTOSPEC_TLS_CA)"),
+        ("--tls-cert", "client certificate, if the server asks for one (or set HISTOSPEC_TLS_CERT)"),
+        ("--tls-key", "key of that certificate (or set HISTOSPEC_TLS_KEY)"),
     ):
         parser.add_argument(name, metavar="FILE", default=None, help=help_)
 
 
 def caller(endpoint: str | None, options: argparse.Namespace) -> Config:
-    """Returns the client configuration for an endpoint and these options. Raises ConfigError.
+    """Returns the client configuration for an endpoint and these options, each else its variable. Raises ConfigError.
 
     `endpoint`: None takes HISTOSPEC_ENDPOINT.
     """
     try:
-        ca, certificate = options.tls_ca, options.tls_cert
-        tls = Tls(ca, certificate, options.tls_key) if ca or certificate else None
-        config = configure(endpoint, "any", tls=tls)
+        config = configure(endpoint, "any", tls=tls_files(options.tls_ca, options.tls_cert, options.tls_key))
         if options.token_file is not None:
             config = replace(config, token=None, token_file=options.token_file)
         metadata(config)  # check now what later calls need

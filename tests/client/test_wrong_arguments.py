@@ -298,7 +298,11 @@ def test_values_that_cannot_work_are_named_where_they_are_made(make: Callable[[]
         ("HISTOSPEC_LEAVE_SECONDS", "86401", f"HISTOSPEC_LEAVE_SECONDS: {DEADLINE} 86401.0"),
         ("HISTOSPEC_NAMESPACE", "run ", "HISTOSPEC_NAMESPACE: 'run ' begins or ends with white space; give 'run'"),
         ("HISTOSPEC_TOKEN", "abc\n", "HISTOSPEC_TOKEN: begins or ends with white space or a line break; remove it"),
-        ("HISTOSPEC_TLS_KEY", "k.pem", "tls: a client certificate needs its key, and a key its certificate"),
+        (
+            "HISTOSPEC_TLS_KEY",
+            "k.pem",
+            "tls: a client certificate needs its key, and a key its certificate; only HISTOSPEC_TLS_KEY is given",
+        ),
     ],
 )
 def test_the_environment_is_named_where_it_is_wrong(

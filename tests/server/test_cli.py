@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import trustme
 
+from histospec.client import DraftClient, Response, Tls
 from tests.support import certificates, children
 from tests.support.servers import Server, Starter
 from tests.support.wires import Wire
@@ -194,6 +195,44 @@ def test_status_and_doctor_find_the_endpoint_of_workers(server: Server) -> None:
     told = histospec("doctor", "h:1", "--endpoint", "h:2", "--namespace", "run")
     assert told.returncode == 2
     assert "--endpoint: there is an ENDPOINT without it; give one of them" in told.stderr
+
+
+BENCH = ("--batch", "4", "--steps", "5", "--interval", "0", "--deadline", "5", "--problems", "2", "--length", "50")
+
+
+def test_certificates_come_from_options_and_variables_together(start_server: Starter, tmp_path: Path) -> None:
+    files = certificates.issue(tmp_path, trustme.CA())
+    given = {"ca": files / "ca.pem", "cert": files / "client.pem", "key": files / "client.key"}
+    server = start_server(*certificates.of_server(files), "--tls-client-ca", str(given["ca"]))
+    with DraftClient(server.endpoint, "run", tls=Tls(*given.values())) as client:
+        client.ingest([1], [Response([2])])
+    file = str(tmp_path / "file.jsonl")
+    for option, command in (
+        ("ca", ("status", server.endpoint, "--http", server.http, "--timeout", "60")),
+        ("key", ("status", server.endpoint, "--http", server.http, "--timeout", "60")),
+        ("ca", ("bench", server.endpoint, *BENCH)),
+        ("ca", ("snapshot", file, "--from", server.endpoint)),
+        ("cert", ("restore", file, "--to", server.endpoint, "--merge")),
+        ("cert", ("doctor", server.endpoint, "--namespace", "run", "--timeout", "60")),
+    ):
+        variables = {f"HISTOSPEC_TLS_{name.upper()}": str(path) for name, path in given.items()}
+        variables[f"HISTOSPEC_TLS_{option.upper()}"] = "/none"  # the option wins
+        told = histospec(*command, f"--tls-{option}", str(given[option]), **variables)
+        assert told.returncode == 0, (command, told.stderr, told.stdout)
+
+
+@pytest.mark.parametrize("command", [["status"], ["bench"], ["snapshot", "file", "--from"], ["doctor"]])
+def test_a_key_without_its_certificate_is_refused_with_its_source(command: list[str]) -> None:
+    for options, source in (
+        (["--tls-key", "/none"], "--tls-key"),
+        (["--tls-ca", "/none", "--tls-key", "/none"], "--tls-key"),
+        (["--tls-ca", "/none"], "HISTOSPEC_TLS_CERT"),
+    ):
+        variables = {source: "/none"} if source.startswith("HISTOSPEC") else {}
+        told = histospec(*command, "here:1", *options, HISTOSPEC_NAMESPACE="run", **variables)
+        assert told.returncode == 2
+        wrong = "tls: a client certificate needs its key, and a key its certificate"
+        assert told.stderr == f"histospec {command[0]}: {wrong}; only {source} is given\n"
 
 
 def test_status_explains_a_wrong_port_as_the_doctor_does(start_server: Starter, tmp_path: Path) -> None:
