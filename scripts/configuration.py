@@ -20,8 +20,9 @@ Written by `python -m scripts.configuration` from the code.
 
 Every option of `histospec serve` is a flag (`--drain-seconds 5`), an environment variable
 (`HISTOSPEC_DRAIN_SECONDS=5`) and a key (`drain-seconds = 5`) of the TOML file that `--config` or `HISTOSPEC_CONFIG`
-gives. A flag takes precedence over the environment, and the environment over the file. An empty variable counts as
-absent. An invalid value, an unknown flag or an unknown key stops the server with exit code 2 and a message.
+gives. A flag takes precedence over the environment, and the environment over the file; `--store` and `--store-file`
+count as one option. An empty variable counts as absent. An invalid value, an unknown flag or an unknown key stops the
+server with exit code 2 and a message.
 `histospec snapshot` and `histospec forget` also take the options about the store.
 
 | flag | environment | default | meaning |

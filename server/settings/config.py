@@ -40,6 +40,7 @@ from histospec.server.stores.redis.location import SCHEMES, Location
 
 PREFIX = "HISTOSPEC_"
 LOGIN = re.compile(":.*@", re.DOTALL)
+STORE = frozenset({"store", "store_file"})  # options that name the store
 MAX_SHARD_NAME = 253  # characters, the limit of a DNS name
 MAX_BYTES = 1 << 47  # the address space of a process
 MAX_COUNT = (1 << 31) - 1
@@ -217,14 +218,17 @@ class StoreConfig(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Returns the sources by rank. Flags and file arrive together from `options.settle`."""
+        """Returns the sources by rank. Flags and file arrive together from `options.settle`.
+
+        The first source that names the store, by either option, hides both in the others.
+        """
         flags = init_settings()
         file = flags.pop("_file", {})
-        return (
-            InitSettingsSource(settings_cls, init_kwargs=flags),
-            env_settings,
-            InitSettingsSource(settings_cls, init_kwargs=file),
-        )
+        sources = [flags, env_settings(), file]
+        naming = [i for i, source in enumerate(sources) if not STORE.isdisjoint(source)]
+        for i in naming[1:]:
+            sources[i] = {name: value for name, value in sources[i].items() if name not in STORE}
+        return tuple(InitSettingsSource(settings_cls, init_kwargs=source) for source in sources)
 
 
 class Config(StoreConfig):

@@ -25,6 +25,7 @@ from histospec.server.errors import ConfigError
 from histospec.server.security.watched_files import read_text
 from histospec.server.settings.config import PREFIX, Config, StoreConfig, is_size
 
+FLAG = re.compile("--([a-z-]+)")
 NAME = re.compile("[a-z]+([-_][a-z]+)*")
 AT = re.compile(r"\(at [a-z0-9 ,]+\)$")
 LONGEST = 300  # characters of a sentence, which repeats the wrong value
@@ -48,7 +49,7 @@ def settle(kind: type[C], flags: dict[str, Any]) -> C:
     try:
         return kind(**values)
     except ValidationError as error:
-        raise ConfigError(_sentence(error, flags, path)) from None
+        raise ConfigError(_sentence(error, flags, mine, path)) from None
 
 
 def _flag(name: str) -> str:
@@ -76,22 +77,31 @@ def _read(path: Path) -> dict[str, Any]:
     return {keys[key]: value for key, value in content.items()}
 
 
-def _sentence(error: ValidationError, flags: Mapping[str, object], path: object) -> str:
+def _sentence(error: ValidationError, flags: Mapping[str, object], file: Mapping[str, object], path: object) -> str:
     """Returns the first error as one sentence."""
     first = error.errors()[0]
     message = first["msg"].removeprefix("Value error, ")
     if not first["loc"]:
-        return message
+        named = [flag.replace("-", "_") for flag in FLAG.findall(message.partition(":")[0])]
+        return f"{message}{_source(named, flags, file, path)}"
     name = str(first["loc"][0])
-    variable = PREFIX + name.upper()
-    source = "" if name in flags else f" (from {variable})" if os.environ.get(variable) else f" (from {path})"
     if first["type"] != "value_error":
         message = f"{message[0].lower()}{message[1:]}"
         if name != "store":  # the only option that may hold a password
             message += f", is {quoted(first['input'])}"
     if len(message) > LONGEST:
         message = f"{message[: LONGEST // 2]} … {message[-LONGEST // 2 :]}"
-    return f"{_flag(name)}{source}: {message}"
+    return f"{_flag(name)}{_source([name], flags, file, path)}: {message}"
+
+
+def _source(names: Sequence[str], flags: Mapping[str, object], file: Mapping[str, object], path: object) -> str:
+    """Returns where these options were given, for a message that names them as flags; "" for flags."""
+    places = []
+    for name in names:
+        variable = PREFIX + name.upper()
+        if name not in flags and (os.environ.get(variable) or name in file):
+            places.append(variable if os.environ.get(variable) else str(path))
+    return f" (from {' and '.join(dict.fromkeys(places))})" if places else ""
 
 
 def default_of(name: str, kind: type[StoreConfig] | None = None) -> str:

@@ -109,6 +109,46 @@ def test_the_store_may_be_named_by_a_file_in_every_way(
         load([])
 
 
+URL = {"store": "redis://a", "store_file": "url"}
+"""An option that names the store, and a value of it."""
+
+
+@pytest.mark.parametrize("higher", URL)
+@pytest.mark.parametrize("lower", URL)
+def test_the_store_is_the_one_that_the_highest_source_names(
+    file: Callable[[str], str], monkeypatch: pytest.MonkeyPatch, higher: str, lower: str
+) -> None:
+    def named(config: Config) -> dict[str, str]:
+        return {name: str(getattr(config, name)) for name in URL if name in config.model_fields_set}
+
+    flag = f"--{higher.replace('_', '-')}={URL[higher]}"
+    config = ["--config", file(f'{lower} = "other"')]
+    assert named(load([flag, *config])) == {higher: URL[higher]}
+    monkeypatch.setenv(f"HISTOSPEC_{lower.upper()}", "sqlite")
+    assert named(load([flag, *config])) == {higher: URL[higher]}
+    assert named(load(config)) == {lower: "sqlite"}
+
+
+def test_two_names_of_the_store_in_one_source_are_refused_with_the_source(
+    file: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sentence = "--store and --store-file: both name the store; give only one of them"
+    both = file("store = 'sqlite'\nstore-file = 'url'")
+    with pytest.raises(ConfigError) as caught:
+        load(["--config", both])
+    assert str(caught.value) == f"{sentence} (from {both})"
+    assert load(["--config", both, "--store", "redis://a"]).store == "redis://a"
+    monkeypatch.setenv("HISTOSPEC_STORE", "sqlite")
+    assert load(["--config", both]).kind == "sqlite"
+    monkeypatch.setenv("HISTOSPEC_STORE_FILE", "url")
+    with pytest.raises(ConfigError) as caught:
+        load(["--config", both])
+    assert str(caught.value) == f"{sentence} (from HISTOSPEC_STORE and HISTOSPEC_STORE_FILE)"
+    with pytest.raises(ConfigError) as caught:
+        load(["--store", "sqlite", "--store-file", "url"])
+    assert str(caught.value) == sentence
+
+
 def test_no_limit_of_the_file_is_a_limit_of_its_own() -> None:
     assert load(["--disk", "0"]).disk == 0
 
