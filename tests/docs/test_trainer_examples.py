@@ -3,18 +3,23 @@
 A training step goes on in each case. Stubs stand for the trainers, with the names and values of their sources.
 """
 
+import ast
 import asyncio
 import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
 from histospec.client import DraftClient, Timeouts
-from tests.docs.test_docs import blocks
+from histospec.client.engines.options import read_options
+from tests.docs.test_docs import INLINE, blocks
+from tests.support.programs import ROOT
 from tests.support.servers import Server, Starter
 
 NAMESPACE = "trainer"
@@ -128,6 +133,51 @@ def test_trl(server: Server, run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     scope = run(block("trl", "log_metric"))
     scope["reward"](completions=["good"], log_metric=logged.__setitem__, prompts=["ab"])
     assert all(name.startswith("histospec/") for name in logged)
+
+
+def test_trl_with_lists_of_messages() -> None:
+    transformers = pytest.importorskip("transformers")
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    words = Tokenizer(models.WordLevel({"?": 0, "what": 1, "why": 2, "answer:": 3}, "?"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    template = "{% for message in messages %}{{ message.content }} {% endfor %}{{ 'answer:' if add_generation_prompt }}"
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=words, chat_template=template)
+    page = (ROOT / "docs" / "frameworks" / "trl.md").read_text()
+    (line,) = [code for code in INLINE.findall(page) if code.startswith("tokenizer.apply_chat_template(")]
+    prompts = [[{"role": "user", "content": text}] for text in ("what", "why what")]
+    assert eval(line, {"tokenizer": tokenizer, "prompts": prompts}) == [[1, 3], [2, 1, 3]]
+
+
+def fields(files: str, name: str) -> set[str]:
+    """The fields of a class in one of vLLM's source files."""
+    vllm = find_spec("vllm")
+    if vllm is None or vllm.origin is None:
+        pytest.skip("needs vLLM")
+    texts = [path.read_text() for path in Path(vllm.origin).parent.glob(files)]
+    nodes = [node for text in texts if f"class {name}(" in text for node in ast.walk(ast.parse(text))]
+    (found,) = [node for node in nodes if isinstance(node, ast.ClassDef) and node.name == name]
+    return {
+        node.target.id for node in found.body if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
+    }
+
+
+@pytest.mark.parametrize(
+    ("mode", "files", "name"),
+    [
+        ("colocate", "sampling_params.py", "SamplingParams"),
+        ("server", "entrypoints/openai/**/protocol.py", "CompletionRequest"),
+    ],
+)
+def test_trl_turns_commits_off_with_a_name_that_vllm_has(mode: str, files: str, name: str) -> None:
+    """In colocate mode TRL makes `SamplingParams` of `generation_kwargs`; in server mode, a request over HTTP."""
+    given = [
+        eval(body, {"GRPOConfig": dict}) for body in blocks("docs/frameworks/trl.md", "python") if "GRPOConfig(" in body
+    ]
+    (config,) = [config for config in given if config.get("vllm_mode", "colocate") == mode]
+    ((key, options),) = config["generation_kwargs"].items()
+    assert key in fields(files, name)
+    assert read_options(options, prompt_tokens=1).commit is False
 
 
 def test_openrlhf(server: Server, run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
