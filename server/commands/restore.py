@@ -49,9 +49,9 @@ def main(argv: Sequence[str]) -> int:
         try:
             with Shards(connection.caller(asked.endpoint, asked), asked.shards) as shards:
                 existing = set() if asked.merge else _namespaces(shards, asked.namespace)
-                _refuse(existing & named)
+                _refuse(existing & named, asked.endpoint)
                 with ShardImports(shards) as imports:
-                    counts = _restore(imports, problems, existing)
+                    counts = _restore(imports, problems, existing, asked.endpoint)
         except ShardsError as error:
             raise RestoreError(f"{error}; earlier ones are restored: run again with --merge to add the rest") from None
     sys.stdout.write(f"{name}: {summary(counts)}\n")
@@ -84,12 +84,12 @@ def _namespaces(shards: Shards, pattern: str) -> set[str]:
     return found
 
 
-def _restore(imports: "ShardImports", problems: Iterator[Stored], existing: set[str]) -> "Counter[str]":
+def _restore(imports: "ShardImports", problems: Iterator[Stored], existing: set[str], endpoint: str) -> "Counter[str]":
     """Adds the problems, and refuses those of existing namespaces. Returns what was added."""
     sent = 0
     try:
         for stored in problems:
-            _refuse(existing & {stored.problem.namespace})
+            _refuse(existing & {stored.problem.namespace}, endpoint)
             imports.add(stored)
             sent += 1
     except (ConfigError, RecordingError) as error:  # in a source that can be read only once
@@ -100,11 +100,12 @@ def _restore(imports: "ShardImports", problems: Iterator[Stored], existing: set[
     return imports.finish(sent)
 
 
-def _refuse(existing: set[str]) -> None:
+def _refuse(existing: set[str], endpoint: str) -> None:
     if existing:
         raise ConfigError(
-            f"the store already has namespace {min(existing)!r}: drop it, exclude it with --namespace, or give --merge "
-            "to add missing responses"
+            f"the store of {endpoint} already has namespace {min(existing)!r}: exclude it with --namespace, or give "
+            "--merge to add missing responses; a drop would delete its history from this store, also for every other "
+            "service that uses the store"
         )
 
 

@@ -71,7 +71,8 @@ def test_what_is_there_is_left_alone_unless_it_is_merged(
     run("snapshot", file, "--from", listed(old))
     code, said = run("restore", file, "--to", listed(new))
     assert code == 2
-    assert "already has namespace 'run-1'" in said
+    assert f"the store of {listed(new)} already has namespace 'run-1'" in said
+    assert "a drop would delete its history from this store, also for every other service that uses the store" in said
     assert [problems(export(connect(server.endpoint).stub)) for server in new] == before
     assert run("restore", file, "--to", listed(new), "--merge")[0] == 0
     assert found(listed(new), written) == expected(written)
