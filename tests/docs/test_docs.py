@@ -112,7 +112,7 @@ def anchors(page: Path) -> set[str]:
 
 
 def test_every_link_leads_somewhere() -> None:
-    for page in PAGES:
+    for page in (*PAGES, ROOT / "CHANGELOG.md"):
         for link in re.findall(r"\]\(([^)\s]+)\)", FENCE.sub("", page.read_text())):
             if "://" in link:
                 continue
@@ -120,6 +120,15 @@ def test_every_link_leads_somewhere() -> None:
             target = (page.parent / path).resolve() if path else page
             assert target.exists(), f"{page.name}: {link}"
             assert not anchor or anchor in anchors(target), f"{page.name}: {link}"
+
+
+def test_every_panel_is_on_the_dashboard() -> None:
+    dashboard = (ROOT / "helm" / "histospec" / "files" / "dashboard.json").read_text()
+    titles = set(re.findall(r'"title": "([^"]+)"', dashboard))
+    for page in PAGES:
+        for names in re.findall(r'\bpanels?((?:(?:,|\s+and)?\s+"[^"]+")+)', page.read_text()):
+            unknown = set(re.findall('"([^"]+)"', names)) - titles
+            assert not unknown, f"{page.name}: the dashboard has no panel {', '.join(unknown)}"
 
 
 def test_troubleshooting_has_every_sentence_that_keeps_vllm_from_starting() -> None:
