@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Literal, ParamSpec, TypeVar
 
 Kind = Literal["history", "export", "import", "ingest", "predict", "draft"]
-"""Answers to `History`, pieces of exports, imports, ingests of many responses, predictions; large messages and long opens
-of Draft streams."""
+"""Answers to `History`, pieces of exports, imports, ingests of many responses, predictions; messages of many parts and
+long opens of Draft streams."""
 THREADS: dict[Kind, int] = {"history": 4, "export": 2, "import": 1, "ingest": 1, "predict": 1, "draft": 2}
 """Two histories at a time may be large (`rpc/answering`): the other threads are for short ones."""
 
