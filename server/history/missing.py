@@ -19,6 +19,7 @@ import structlog
 import xxhash
 
 from histospec.protocol.arrays import INT32
+from histospec.protocol.placement import problem_digest
 from histospec.server.errors import StoreError
 from histospec.server.history.counts import Counts
 from histospec.server.history.indexing import Indexing, lacking
@@ -29,6 +30,7 @@ T = TypeVar("T")
 
 READERS = 4  # problems read concurrently on demand
 WAITING = 4096  # problems that may wait for a read; further ones go without history until their next session
+WAITING_BYTES = 64 << 20  # of their prompts
 PARTS = 100_000  # partly indexed problems to remember
 ABSENT = 100_000  # problems remembered as absent from the store ...
 ABSENT_SECONDS = 30.0  # ... for this time: another shard may have stored them meanwhile
@@ -93,7 +95,7 @@ class Missing:
         self._whole = False  # the index has all that the store had at the start
         self._incomplete: set[str] = set()  # namespaces
         self._parts: OrderedDict[int, None] = OrderedDict()  # digests of problems
-        self._absent: OrderedDict[Problem, float] = OrderedDict()  # with the time of the look-up
+        self._absent: OrderedDict[bytes, float] = OrderedDict()  # by `problem_digest`: the time of the look-up
         self._generations: dict[str, int] = {}  # by namespace
         self._changes = 0  # beginnings and ends of drops and rewinds
 
@@ -101,6 +103,7 @@ class Missing:
         self._early: set[Problem] | None = set()  # wanted before the store was open; then None
         self._reading: dict[Problem, asyncio.Task[Any]] = {}  # one task may read several
         self._on_demand: set[asyncio.Task[Any]] = set()  # of these
+        self._waiting_bytes = 0  # of the prompts in `_early` or of `_on_demand`
         self._storing: Counter[Problem] = Counter()  # problems with responses that are being stored
         self._running: set[asyncio.Task[Any]] = set()  # tasks that read now
         self._go = asyncio.Event()  # cleared during a drop or a rewind
@@ -108,7 +111,7 @@ class Missing:
 
     def open(self) -> None:
         """Starts to read: the store is open."""
-        wanted, self._early = self._early or (), None
+        wanted, self._early, self._waiting_bytes = self._early or (), None, 0
         for problem in wanted:
             self.want(problem)
 
@@ -133,17 +136,20 @@ class Missing:
         """
         generation = self._generations.setdefault(problem.namespace, self._changes)
         if self._early is not None:
-            if len(self._early) < WAITING:
+            if problem not in self._early and self._may_wait(problem, len(self._early)):
                 self._early.add(problem)
+                self._waiting_bytes += len(problem.prompt)
         elif self._possible(problem) and not self._is_absent(problem) and self._lacks(problem, known):
-            if len(self._on_demand) < WAITING:
-                task = self._begin([problem.identity], self._read(problem))
-                self._on_demand.add(task)
-                task.add_done_callback(self._on_demand.discard)
+            if self._may_wait(problem, len(self._on_demand)):
+                self._read_on_demand(problem)
             else:
                 self._counts.lookups["skipped"] += 1
                 self._add_part(problem)
         return generation
+
+    def _may_wait(self, problem: Problem, others: int) -> bool:
+        """Returns whether a problem may wait for a read beside so many others."""
+        return others < WAITING and self._waiting_bytes + len(problem.prompt) <= WAITING_BYTES
 
     def _possible(self, problem: Problem) -> bool:
         """Returns whether the store may have responses of the problem that the index lacks."""
@@ -168,7 +174,20 @@ class Missing:
             self._parts.popitem(last=False)
 
     def _is_absent(self, problem: Problem) -> bool:
-        return time.monotonic() - self._absent.get(problem.identity, -math.inf) < ABSENT_SECONDS
+        if not self._absent:
+            return False
+        return time.monotonic() - self._absent.get(problem_digest(*problem), -math.inf) < ABSENT_SECONDS
+
+    def _add_absent(self, problem: Problem) -> None:
+        """Records that the store has no response of a problem now; forgets expired look-ups."""
+        now = time.monotonic()
+        digest = problem_digest(*problem)
+        self._absent.pop(digest, None)
+        while self._absent and (
+            len(self._absent) >= ABSENT or now - next(iter(self._absent.values())) >= ABSENT_SECONDS
+        ):
+            self._absent.popitem(last=False)
+        self._absent[digest] = now
 
     # Reads
 
@@ -185,6 +204,17 @@ class Missing:
         task.add_done_callback(over)
         return task
 
+    def _read_on_demand(self, problem: Problem) -> None:
+        task = self._begin([problem.identity], self._read(problem))
+        self._on_demand.add(task)
+        self._waiting_bytes += len(problem.prompt)
+
+        def over(_: object) -> None:
+            self._on_demand.discard(task)
+            self._waiting_bytes -= len(problem.prompt)
+
+        task.add_done_callback(over)
+
     async def _read(self, problem: Problem) -> None:
         """Reads a problem on demand."""
         try:
@@ -198,10 +228,7 @@ class Missing:
         else:
             self._counts.lookups["hit" if reading.found else "miss"] += 1
             if not reading.found:
-                self._absent[problem.identity] = time.monotonic()
-                self._absent.move_to_end(problem.identity)
-                while len(self._absent) > ABSENT:
-                    self._absent.popitem(last=False)
+                self._add_absent(problem)
 
     async def calm(self) -> None:
         """Waits until no problem is being read on demand."""
@@ -253,7 +280,8 @@ class Missing:
         try:
             if task := self._reading.get(which):
                 await asyncio.wait([task])
-            self._absent.pop(which, None)
+            if self._absent:
+                self._absent.pop(problem_digest(*problem), None)
             yield
         finally:
             self._storing[which] -= 1

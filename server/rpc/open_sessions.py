@@ -5,6 +5,7 @@ import functools
 import secrets
 from itertools import repeat
 from typing import NamedTuple
+from weakref import WeakValueDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,13 +24,28 @@ LONG_OPEN = slices.TOKENS
 SECRET = secrets.randbits(64)
 
 
+class Shared:
+    """The problem of open sessions. Siblings share one, as in the engine, which counts their prompt once."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+
+
+SHARED: WeakValueDictionary[Problem, Shared] = WeakValueDictionary()  # of the sessions of all streams
+
+
 class Origin(NamedTuple):
     """What a commit needs of its session."""
 
-    problem: Problem
+    shared: Shared
     seed: int | None
     generation: int  # of its namespace, for History.commit
     tenant: str  # of its namespace
+
+    @property
+    def problem(self) -> Problem:
+        """The problem to which its response belongs."""
+        return self.shared.problem
 
 
 class OpenSessions:
@@ -69,9 +85,10 @@ class OpenSessions:
         # It drops its seed: there, the seed would name the response after the first prompt.
         seed = opening.seed if named == len(problem.prompt) else None
         problem = problem._replace(prompt=problem.prompt[:named])
+        shared = SHARED.setdefault(problem, Shared(problem))
         tenant = self._history.namespaces.tenant(problem.namespace)
-        generation = self._history.missing.want(problem, known)
-        self._origins[opening.session ^ SECRET] = Origin(problem, seed, generation, tenant)
+        generation = self._history.missing.want(shared.problem, known)
+        self._origins[opening.session ^ SECRET] = Origin(shared, seed, generation, tenant)
         self._history.tenants.sessions[tenant] += 1
 
     async def _open_in_engine(self, opening: wire.Open) -> tuple[int, int, bool]:

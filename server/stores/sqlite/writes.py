@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
+from histospec.protocol.placement import problem_digest
 from histospec.server.stores.interface import Problem, Record, ResponseBatch
 from histospec.server.stores.records import COLUMNS, to_row
 from histospec.server.stores.sqlite.database import digest_of
@@ -113,7 +114,7 @@ class Appender:
         self._epochs = epochs
         self._responses = responses
         self._slice = slice_
-        self._windows: OrderedDict[Problem, Window] = OrderedDict()
+        self._windows: OrderedDict[bytes, Window] = OrderedDict()  # by digest: a prompt may have megabytes
         self._newest: dict[str, int] = {}
         self._changes = 0  # the connection's total_changes after the last batch
 
@@ -158,7 +159,7 @@ class Appender:
         return finished, len(records)
 
     def _window(self, connection: sqlite3.Connection, problem: Problem, prompt: int | None) -> Window:
-        key = problem.identity
+        key = problem_digest(*problem)
         window = self._windows.get(key)
         if window is None:
             counts = self._counts(connection, problem) if problem.name or prompt is not None else ()

@@ -1,6 +1,7 @@
 """Problems missing in the index: read once, never twice, and only on demand."""
 
 import asyncio
+import tracemalloc
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -118,6 +119,37 @@ async def test_what_waits_is_bounded(world: World, monkeypatch: pytest.MonkeyPat
     await world.missing.close()
     assert world.reads == 5
     assert world.lookups() == {"skipped": 4, "miss": 5}
+
+
+async def test_the_prompts_of_what_waits_are_bounded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(missing, "WAITING_BYTES", 22)
+    world.missing = Missing(cast(Store, world), cast(Indexing, world), world.counts)
+    some = [Problem("run", bytes([number] * 4)) for number in range(9)]
+    for problem in (*some, *some):
+        world.missing.want(problem)
+    world.missing.open()
+    await world.missing.calm()
+    assert world.reads == 5
+    for problem in (*some, *some):
+        world.missing.want(problem)
+    await world.missing.close()
+    assert world.reads == 9
+    assert world.lookups()["miss"] == 9
+
+
+async def test_the_prompts_of_absent_problems_are_not_kept(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    tracemalloc.start()
+    for number in range(30):
+        world.missing.want(Problem("run", bytes([number]) * 2**20))
+        await world.missing.calm()
+    held = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert world.lookups() == {"miss": 30}
+    assert held < 3 * 2**20
+    monkeypatch.setattr(missing, "ABSENT_SECONDS", 0.0)
+    world.missing.want(PROBLEM)
+    await world.missing.close()
+    assert len(world.missing._absent) == 1, "expired look-ups are kept"
 
 
 async def test_a_named_problem_is_read_once_whatever_its_prompts(world: World) -> None:

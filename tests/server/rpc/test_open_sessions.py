@@ -8,7 +8,7 @@ import numpy as np
 from histospec.native import Engine
 from histospec.server.history.tenants import Tenants
 from histospec.server.rpc import wire
-from histospec.server.rpc.open_sessions import OpenSessions
+from histospec.server.rpc.open_sessions import SHARED, OpenSessions
 from histospec.server.security.access import Access
 from histospec.server.stores.interface import Problem
 
@@ -57,3 +57,22 @@ async def keys_are_secret() -> None:
     assert 2**64 - 1 not in sessions
     await sessions.forget_all()
     assert engine.stats()["sessions"] == 0
+
+
+def test_siblings_of_all_streams_share_one_prompt() -> None:
+    asyncio.run(prompts_are_shared())
+
+
+async def prompts_are_shared() -> None:
+    engine = Engine(namespace_tokens=0)
+    streams = [OpenSessions(engine, Mock(tenants=Tenants(Access(None), engine))) for _ in range(2)]
+    for sessions in streams:
+        for number in range(3):
+            problem = Problem("run", PROMPT.tobytes())
+            await sessions.open(wire.Open(number, problem, PROMPT, NO_TOKENS, None, False, ""))
+    assert len({id(origin.problem) for sessions in streams for origin in map(sessions.origin, range(3)) if origin}) == 1
+    assert len(SHARED) == 1
+    await streams[0].forget_all()
+    assert len(SHARED) == 1
+    await streams[1].forget_all()
+    assert not SHARED, "the prompt outlives its sessions"

@@ -3,6 +3,7 @@
 import random
 import sqlite3
 import threading
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,16 @@ def test_prompts_without_responses_are_forgotten(open_store: OpenSQLite) -> None
     for epoch in range(6):
         put(store, bytes([epoch] * 4), epoch, prompt=bytes([epoch] * 8), name="p")
     assert rows(store, "SELECT count(*) FROM prompts") == [(2,)]
+
+
+def test_the_store_keeps_no_prompts_in_memory(open_store: OpenSQLite) -> None:
+    store = open_store()
+    tracemalloc.start()
+    for number in range(30):
+        put(store, b"aaaa", prompt=bytes([number]) * 2**20)
+    held = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert held < 6 * 2**20
 
 
 def test_what_is_wanted_most_is_loaded_first(open_store: OpenSQLite) -> None:
