@@ -1,6 +1,6 @@
 """Reads the responses in Redis. The reader finds a problem by its digest, and compares its tokens at every read."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import redis
@@ -23,7 +23,21 @@ from histospec.server.stores.redis.keys import (
 from histospec.server.stores.redis.lists import Lists, tidy, walk
 from histospec.server.stores.redis.servers import TRANSIENT, Command, Servers, explain, is_about_its_key
 
-READ_PAGE = 64  # responses per round trip
+# The limits of one round trip: responses, and their bytes unless the first one alone has more.
+READ_PAGE = 256
+PAGE_BYTES = 4 << 20
+
+READ = """
+local found, size = {}, 0
+for i = 2, #ARGV do
+    local value = redis.call('HGET', KEYS[1], ARGV[i])
+    size = size + (value and #value or 0)
+    if i > 2 and size > tonumber(ARGV[1]) then break end
+    found[i - 1] = value
+end
+return found
+"""
+"""Returns the values of the first fields, nil for those that are gone. Arguments: the most bytes; then names."""
 
 
 class RedisReader(Reader):
@@ -49,29 +63,45 @@ class RedisReader(Reader):
 
     def history(self, problem: Problem, limit: int = 0, max_bytes: int | None = None) -> list[Record]:
         """See Reader."""
+        return self._united(self._pages(*self._fields(problem), limit), max_bytes)
+
+    def pages(self, problem: Problem) -> Iterator[list[Record]]:
+        """See Reader."""
+        return self._pages(*self._fields(problem))
+
+    def _fields(self, problem: Problem) -> tuple[bytes, list[bytes]]:
+        """Returns the key of a problem and the names of its responses, oldest first; no names if it is not there."""
         key = problem_key(digest_of(problem))
         about, names = self._read([("HGET", key, ABOUT), ("HKEYS", key)], each=True)
         if (held := self._lists.problem(key, about)) is None or not same(held, problem):
-            return []
-        return self._records(key, names, limit, max_bytes)
+            return key, []
+        return key, response_names(names)
 
-    def _records(
-        self, key: bytes, names: Sequence[bytes], limit: int = 0, max_bytes: int | None = None
-    ) -> list[Record]:
-        """Returns the newest responses of a problem, oldest first, without damaged ones."""
-        newest = response_names(names)[-min(limit or self._history_responses, self._history_responses) :]
-        found: list[Record] = []
+    def _pages(self, key: bytes, names: Sequence[bytes], limit: int = 0) -> Iterator[list[Record]]:
+        """Yields the newest responses: newest page first, within a page oldest first, without damaged ones."""
+        newest = names[-min(limit or self._history_responses, self._history_responses) :]
+        while newest:
+            read, page = self._page(key, newest[: -READ_PAGE - 1 : -1])
+            newest = newest[:-read]
+            yield page
+
+    def _page(self, key: bytes, names: Sequence[bytes]) -> tuple[int, list[Record]]:
+        """Returns how many of the names, which come newest first, it has read, and their responses, oldest first."""
+        (answers,) = self._read([("EVAL", READ, 1, key, PAGE_BYTES, *names)])
+        records = [self._unpacked(key, name, data) for name, data in zip(names, answers, strict=False)]
+        return len(records), [record for record in reversed(records) if record is not None]
+
+    @staticmethod
+    def _united(pages: Iterable[list[Record]], max_bytes: int | None = None) -> list[Record]:
+        """Returns the responses of all pages, oldest first. Reads no page beyond `max_bytes`, but raises."""
+        found: list[list[Record]] = []
         size = 0
-        for end in range(len(newest), 0, -READ_PAGE):
-            page = newest[max(0, end - READ_PAGE) : end]
-            (answers,) = self._read([("HMGET", key, *page)])
-            records = [self._unpacked(key, name, data) for name, data in zip(page, answers, strict=True)]
-            intact = [record for record in records if record is not None]
-            size += total_size(intact)
+        for page in pages:
+            size += total_size(page)
             if max_bytes is not None:
                 within(max_bytes, size)
-            found[:0] = intact
-        return found
+            found.append(page)
+        return [record for page in reversed(found) for record in page]
 
     def _unpacked(self, key: bytes, name: bytes, data: bytes | None) -> Record | None:
         """Returns a record; None if it was removed meanwhile or is damaged."""
@@ -113,7 +143,7 @@ class RedisReader(Reader):
                 if (problem := self._lists.problem(key, about)) is None:
                     continue
                 (names,) = self._read([("HKEYS", key)])
-                if found := self._records(key, names):
+                if found := self._united(self._pages(key, response_names(names))):
                     yield problem, found
             tidy(members, forgotten, self._read)
 

@@ -13,10 +13,11 @@ import trustme
 from hypothesis import given
 from hypothesis import strategies as st
 
-from histospec.server.errors import Damaged, StoreError, StoreFull
+from histospec.server.errors import Damaged, LimitExceeded, StoreError, StoreFull
 from histospec.server.stores import records
 from histospec.server.stores.interface import Problem, Record
 from histospec.server.stores.redis import keys as redis_keys
+from histospec.server.stores.redis import reader as redis_reader
 from histospec.server.stores.redis.location import Location
 from histospec.server.stores.redis.servers import Command, Servers, comes_back
 from histospec.server.stores.redis.store import RedisStore
@@ -57,6 +58,33 @@ def test_a_server_over_tls_is_checked_and_wants_a_password(tmp_path: Path, open_
             assert "wrong" not in str(caught.value)
     finally:
         server.kill()
+
+
+def test_a_read_takes_pages_of_bounded_bytes(
+    server: RedisProcess, open_redis: OpenRedis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The newest come first, one that alone has more is a page of its own, and a limit ends the reading."""
+    store = open_redis(server.url)
+    sizes = [40, 400, 400, 4000, 40, 400, 40, 40]
+    for number, size in enumerate(sizes):
+        put(store, bytes([number]) * size)
+    everything = store.history(PROBLEM)
+    assert [len(record.tokens) for record in everything] == sizes
+    monkeypatch.setattr(redis_reader, "PAGE_BYTES", 1000)
+    pages = list(store.pages(PROBLEM))
+    assert [[len(record.tokens) for record in page] for page in pages] == [[40, 400, 40, 40], [4000], [40, 400, 400]]
+    assert store.history(PROBLEM) == everything
+    assert store.history(PROBLEM, 3) == everything[-3:]
+    read: list[Command] = []
+
+    def tried(commands: Sequence[Command]) -> list[Any]:
+        read.extend(commands)
+        return store._servers.each(commands)
+
+    monkeypatch.setattr(store, "_tried", tried)
+    with pytest.raises(LimitExceeded, match="4520 bytes, more than the limit of 4000"):
+        store.history(PROBLEM, max_bytes=4000)
+    assert [command[0] for command in read].count("EVAL") == 2
 
 
 @given(
