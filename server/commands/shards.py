@@ -30,6 +30,8 @@ PATIENCE = 60.0
 PAUSES = (0.25, 0.5, 1.0, 2.0)  # seconds before each retry; the last one repeats
 ASK_SECONDS = 5.0
 MOST_SHARDS = 10_000
+EVERY = "*"
+"""The pattern that matches every namespace."""
 LATER = (
     grpc.StatusCode.UNAVAILABLE,
     grpc.StatusCode.DEADLINE_EXCEEDED,
@@ -51,7 +53,7 @@ class ShardsError(HistoSpecError):
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options that choose namespaces and shards, and those of `connection`."""
     parser.add_argument(
-        "--namespace", metavar="PATTERN", default="*", help="only namespaces that match, such as 'run-*'"
+        "--namespace", metavar="PATTERN", default=EVERY, help="only namespaces that match, such as 'run-*'"
     )
     help_ = "number of shards; fail unless all of them answer"
     parser.add_argument("--shards", metavar="N", type=whole(1, MOST_SHARDS), default=None, help=help_)

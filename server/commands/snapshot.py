@@ -19,8 +19,8 @@ import grpc
 from histospec.server.arguments import whole
 from histospec.server.commands import connection
 from histospec.server.commands.lines import Stored, encoded, packed, summary
-from histospec.server.commands.shards import Shards, ShardsError, add_options, failed
-from histospec.server.commands.snapshot_target import Folder, SnapshotTarget, dated_name, snapshot_target
+from histospec.server.commands.shards import EVERY, Shards, ShardsError, add_options, failed
+from histospec.server.commands.snapshot_target import Folder, SnapshotTarget, ahead, dated_name, snapshot_target
 from histospec.server.errors import ConfigError, HistoSpecError
 from histospec.server.open_store import open_reader
 from histospec.server.output_file import FORCE, is_stdout, keep_apart
@@ -45,8 +45,13 @@ def main(argv: Sequence[str]) -> int:
         keep_apart([("TARGET", target.name)], inputs)
     if asked.keep and target.name:
         raise ConfigError(f"--keep: {asked.target} is one file; give a folder or a URL for dated snapshots")
+    if asked.keep and asked.namespace != EVERY:
+        raise ConfigError(
+            f"--keep: would remove snapshots of all namespaces in favour of those of --namespace {asked.namespace}; "
+            "omit one of the two options"
+        )
     counts: Counter[str] = Counter()
-    with _source(asked, flags) as (problems, damaged):
+    with _source(asked, flags) as (problems, damaged, empty):
         name = _write(target, _counted(problems, counts))
         result = summary(counts) if name else "the store is empty, so nothing was written or removed"
         (sys.stderr if is_stdout(asked.target) else sys.stdout).write(f"{name or asked.target}: {result}\n")
@@ -56,7 +61,7 @@ def main(argv: Sequence[str]) -> int:
                 "others (docs/runbooks.md#histospecstoredamaged)"
             )
     if asked.keep and name:
-        sys.stdout.writelines(f"{target.path(old)}: removed\n" for old in target.keep(asked.keep))
+        _rotate(target, asked.keep, name, empty)
     return 0
 
 
@@ -93,17 +98,17 @@ def _arguments(argv: Sequence[str]) -> tuple[argparse.Namespace, dict[str, objec
 @contextmanager
 def _source(
     asked: argparse.Namespace, flags: dict[str, object]
-) -> Iterator[tuple[Iterable[Stored], Callable[[], int]]]:
-    """Yields the problems to write, and a function that returns how many damaged responses were found."""
+) -> Iterator[tuple[Iterable[Stored], Callable[[], int], list[str]]]:
+    """Yields the problems to write, a function that returns how many responses are damaged, and `Exported.empty`."""
     if asked.endpoint is None:
         with closing(open_reader(options.settle(StoreConfig, flags))) as reader:
-            yield _stored(reader, asked.namespace), lambda: reader.damaged_responses
+            yield _stored(reader, asked.namespace), lambda: reader.damaged_responses, []
         return
     with (
         Shards(connection.caller(asked.endpoint, asked), asked.shards) as shards,
         closing(Exported(shards, asked.namespace)) as exported,
     ):
-        yield exported, lambda: exported.damaged
+        yield exported, lambda: exported.damaged, exported.empty
 
 
 def _write(target: SnapshotTarget, problems: Iterator[Stored]) -> str | None:
@@ -119,6 +124,22 @@ def _write(target: SnapshotTarget, problems: Iterator[Stored]) -> str | None:
     lines = encoded(chain(first, problems))
     target.write(name, packed(lines) if name.endswith(".gz") else lines)
     return target.path(name)
+
+
+def _rotate(target: SnapshotTarget, keep: int, written: str, empty: Sequence[str]) -> None:
+    """Removes older snapshots and prints their names. Raises SnapshotError instead if the new one may be the worse."""
+    if empty:
+        raise SnapshotError(
+            f"--keep: {', '.join(empty)} exported no problem while other shards did, so no older snapshot was removed; "
+            "if a volume was lost, restore an older snapshot with --merge; if the shard is new, run this again once it "
+            "has responses"
+        )
+    if wrong := ahead(target.names()):
+        raise SnapshotError(
+            f"--keep: the time of {', '.join(map(target.path, wrong))} is in the future, so no older snapshot was "
+            "removed; correct the clock, or rename or remove what a wrong clock has named"
+        )
+    sys.stdout.writelines(f"{target.path(old)}: removed\n" for old in target.keep(keep, written))
 
 
 def _counted(problems: Iterable[Stored], counts: "Counter[str]") -> Iterator[Stored]:
@@ -148,6 +169,8 @@ class Exported:
         self._shards = shards
         self._request = pb.ExportRequest(namespaces=pattern)
         self._calls: dict[str, Any] = {}
+        self.empty: list[str] = []
+        """Shards without a problem; set once the iteration has ended."""
         self.damaged = 0
         """Damaged responses that the shards omitted; set once the iteration has ended."""
 
@@ -195,6 +218,8 @@ class Exported:
         if end is None or (end.problems, end.responses) != (problems, responses):
             raise ShardsError(f"Export on {shard}: {responses} responses arrived, fewer than the shard sent; try again")
         self.damaged += end.damaged
+        if not problems:
+            self.empty.append(shard)
 
 
 def merged(exports: Iterable[Iterator[Stored]]) -> Iterator[Stored]:

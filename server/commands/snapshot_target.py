@@ -92,17 +92,28 @@ class SnapshotTarget(ABC):
         return f"{self.where.rstrip('/')}/{name}" if self.where else name
 
     def newest(self) -> str:
-        """Returns the name of the newest snapshot. Raises ConfigError if there is none."""
+        """Returns the name of the newest snapshot. Raises ConfigError if there is none, or if a name is `ahead`."""
         names = self.names()
         if not names:
             raise ConfigError(f"{self.where}: has no snapshot such as 2026-11-23T02-00-00Z.jsonl.gz; give another")
+        if ahead(names):
+            raise ConfigError(
+                f"{self.path(names[-1])}: its time is in the future, so it may not be the newest; give the full name "
+                "of a snapshot"
+            )
         return names[-1]
 
-    def keep(self, number: int) -> list[str]:
-        """Removes all but the newest `number` snapshots. Returns the removed names."""
-        old = self.names()[:-number]
+    def keep(self, number: int, written: str) -> list[str]:
+        """Removes all but the newest `number` snapshots and `written`, a full name. Returns the removed names."""
+        old = [name for name in self.names()[:-number] if self.path(name) != written]
         self.remove(old)
         return old
+
+
+def ahead(names: Iterable[str]) -> list[str]:
+    """Returns the names in the future: a clock was wrong, so they do not tell which snapshot is the newest."""
+    now = dated_name()
+    return [name for name in names if name > now]
 
 
 class Folder(SnapshotTarget):

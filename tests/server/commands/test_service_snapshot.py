@@ -101,6 +101,23 @@ def test_a_problem_that_moved_between_shards_is_one_line(run: Run, start_server:
     assert ["estimator" in line for line in lines] == [True, False]
 
 
+def test_a_shard_that_lost_its_volume_removes_nothing(run: Run, start_server: Starter, tmp_path: Path) -> None:
+    """A snapshot without a shard's problems must not displace those that have them."""
+    servers = service(start_server, "shard", 2)
+    folder = tmp_path / "backups"
+    folder.mkdir()
+    (folder / "2026-01-01T02-00-00Z.jsonl.gz").write_bytes(b"old")
+    keep = ("snapshot", folder, "--keep", "1", "--from", listed(servers))
+    write(servers[0].endpoint, writings(seed=20))
+    code, said = run(*keep)
+    assert "--keep: shard-1 exported no problem while other shards did" in said
+    assert code == 1
+    assert len(list(folder.iterdir())) == 2
+    write(servers[1].endpoint, writings(seed=21))
+    assert run(*keep)[0] == 0
+    assert len(list(folder.iterdir())) == 1
+
+
 def test_a_store_that_shards_share_is_read_once(
     run: Run, start_server: Starter, redis_server: RedisProcess, tmp_path: Path
 ) -> None:

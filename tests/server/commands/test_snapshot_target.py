@@ -78,6 +78,28 @@ def test_nothing_is_removed_when_nothing_was_written(run: Run, place: Place, tmp
     assert names() == sorted([*OLD, *OTHERS])
 
 
+def test_a_clock_that_was_ahead_removes_nothing(run: Run, data: Path, tmp_path: Path) -> None:
+    """Otherwise its snapshots stay the newest, and each new one is removed as soon as it is written."""
+    names = [OLD[0], "2999-01-01T02-00-00Z.jsonl.gz", "2999-01-02T02-00-00Z.jsonl.gz"]
+    where = tmp_path / "backups"
+    where.mkdir()
+    for name in names:
+        (where / name).write_bytes(b"old")
+    code, said = run("snapshot", where, "--keep", "2", "--data-dir", data)
+    (new,) = set(os.listdir(where)) - set(names)
+    assert OLD[0] < new <= dated_name()
+    assert set(os.listdir(where)) == {*names, new}
+    assert f"the time of {where}/{names[1]}, {where}/{names[2]} is in the future, so no older snapshot was" in said
+    assert code == 1
+    code, said = run("restore", where, "--to", NOWHERE)
+    assert f"{where}/{names[2]}: its time is in the future, so it may not be the newest; give the full name" in said
+    assert code == 2
+    for name in names[1:]:
+        (where / name).unlink()
+    assert run("snapshot", where, "--keep", "1", "--data-dir", data)[0] == 0
+    assert OLD[0] not in os.listdir(where)
+
+
 def test_a_restore_of_nothing_says_so(run: Run, place: Place, tmp_path: Path) -> None:
     where, _ = place
     (tmp_path / "none").mkdir()
@@ -130,6 +152,7 @@ def test_what_cannot_be_reached_is_said_in_one_sentence(
         (("snapshot", "all.jsonl", "--keep", "3"), "--keep: all.jsonl is one file; give a folder or a URL"),
         (("snapshot", "s3://b/all.jsonl", "--keep", "3"), "--keep: s3://b/all.jsonl is one file"),
         (("snapshot", ".", "--keep", "0"), "--keep: must be at least 1"),
+        (("snapshot", ".", "--keep", "3", "--namespace", "run-*"), "--keep: would remove snapshots of all namespaces"),
     ],
 )
 def test_nonsense_is_refused(run: Run, words: tuple[str, ...], said: str) -> None:
