@@ -84,14 +84,16 @@ def open_patiently(config: StoreConfig, shard: str, watched: "Watched[Location] 
 
 
 def open_reader(config: StoreConfig) -> Reader:
-    """Opens the store for reading while servers may use it. SQLite shows the state of this moment.
+    """Opens the store for reading while servers may use it, with all responses of each problem, whatever the limits.
+
+    SQLite shows the state of this moment.
 
     Raises:
         ConfigError: as in `open_store`, or the store does not exist.
     """
     if config.kind == "sqlite":
-        return SQLiteSnapshot(config.data_dir, config.history_responses)
-    return open_store(config, "")
+        return SQLiteSnapshot(config.data_dir)
+    return open_store(config.model_copy(update={"history_responses": 0}), "")
 
 
 def _open_sqlite(config: StoreConfig) -> SQLiteStore:

@@ -46,9 +46,10 @@ class Stored(NamedTuple):
 
 
 def summary(counts: "Counter[str]") -> str:
-    """Returns numbers of problems, responses and tokens in words, and how many responses were too old to keep."""
-    old = [f"{counts['too_old']} responses too old to keep"] if counts["too_old"] else []
-    return ", ".join([*(f"{counts[what]} {what}" for what in ("problems", "responses", "tokens")), *old])
+    """Returns numbers of problems, responses and tokens in words, and how many responses are missing, and why."""
+    missing = {"too_old": "responses too old to keep", "left_out": "older responses left out (--history-responses)"}
+    some = [f"{counts[what]} {why}" for what, why in missing.items() if counts[what]]
+    return ", ".join([*(f"{counts[what]} {what}" for what in ("problems", "responses", "tokens")), *some])
 
 
 # Writing

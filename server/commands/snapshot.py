@@ -51,7 +51,7 @@ def main(argv: Sequence[str]) -> int:
             "omit one of the two options"
         )
     counts: Counter[str] = Counter()
-    with _source(asked, flags) as (problems, damaged, empty):
+    with _source(asked, flags, counts) as (problems, damaged, empty):
         name = _write(target, _counted(problems, counts))
         result = summary(counts) if name else "the store is empty, so nothing was written or removed"
         (sys.stderr if is_stdout(asked.target) else sys.stdout).write(f"{name or asked.target}: {result}\n")
@@ -67,7 +67,10 @@ def main(argv: Sequence[str]) -> int:
 
 def _arguments(argv: Sequence[str]) -> tuple[argparse.Namespace, dict[str, object]]:
     """Returns the options of the command and those of the store that it opens. Raises ConfigError."""
-    description = "Write the contents of a store or a running service to a file, even while in use."
+    description = (
+        "Write the contents of a store or a running service to a file, even while in use. Takes all responses of a "
+        "store unless --history-responses is given."
+    )
     parser = options.parser(StoreConfig, "histospec snapshot", description)
     add_options(parser)
     parser.add_argument(
@@ -97,12 +100,14 @@ def _arguments(argv: Sequence[str]) -> tuple[argparse.Namespace, dict[str, objec
 
 @contextmanager
 def _source(
-    asked: argparse.Namespace, flags: dict[str, object]
+    asked: argparse.Namespace, flags: dict[str, object], counts: "Counter[str]"
 ) -> Iterator[tuple[Iterable[Stored], Callable[[], int], list[str]]]:
     """Yields the problems to write, a function that returns how many responses are damaged, and `Exported.empty`."""
     if asked.endpoint is None:
-        with closing(open_reader(options.settle(StoreConfig, flags))) as reader:
-            yield _stored(reader, asked.namespace), lambda: reader.damaged_responses, []
+        config = options.settle(StoreConfig, flags)
+        most = config.history_responses if "history_responses" in config.model_fields_set else None
+        with closing(open_reader(config)) as reader:
+            yield _newest(_stored(reader, asked.namespace), most, counts), lambda: reader.damaged_responses, []
         return
     with (
         Shards(connection.caller(asked.endpoint, asked), asked.shards) as shards,
@@ -157,6 +162,14 @@ def _stored(reader: Reader, pattern: str) -> Iterator[Stored]:
             for problem, records in reader.problems(namespace):
                 yield Stored(problem, records, learned)
                 learned = None
+
+
+def _newest(problems: Iterable[Stored], most: int | None, counts: "Counter[str]") -> Iterator[Stored]:
+    """Yields the problems with the newest `most` responses of each, None for all; counts those that it leaves out."""
+    for stored in problems:
+        surplus = max(0, len(stored.records) - most) if most else 0
+        counts["left_out"] += surplus
+        yield stored._replace(records=stored.records[surplus:])
 
 
 class Exported:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from histospec.protocol.alternatives import Place, pack
-from histospec.server.stores.interface import Problem, Record, ResponseBatch, Store
+from histospec.server.stores.interface import HISTORY_RESPONSES, Problem, Record, ResponseBatch, Store
 from histospec.server.stores.redis.location import Location
 from histospec.server.stores.redis.servers import Servers
 from histospec.server.stores.redis.store import RedisStore
@@ -73,8 +73,8 @@ def restorable(store: Store) -> dict[Problem, list[Record]]:
     return {problem: list(map(rounded, records)) for problem, records in content(store)[0].items()}
 
 
-def on_disk(tmp_path: Path, name: str = "data") -> SQLiteStore:
-    return SQLiteStore(tmp_path / name, 8)
+def on_disk(tmp_path: Path, name: str = "data", history_responses: int = HISTORY_RESPONSES) -> SQLiteStore:
+    return SQLiteStore(tmp_path / name, 8, history_responses=history_responses)
 
 
 def large(tmp_path: Path, name: str = "data") -> Path:
@@ -89,8 +89,9 @@ def large(tmp_path: Path, name: str = "data") -> Path:
     return tmp_path / name
 
 
-def in_redis(server: RedisProcess | RedisCluster) -> RedisStore:
-    return RedisStore(Servers(lambda: Location.parse(server.url)), 8, "shard-0")
+def in_redis(server: RedisProcess | RedisCluster, history_responses: int = HISTORY_RESPONSES) -> RedisStore:
+    where = Servers(lambda: Location.parse(server.url))
+    return RedisStore(where, 8, "shard-0", history_responses=history_responses)
 
 
 def rows(store: SQLiteStore, query: str) -> list[Any]:

@@ -41,7 +41,7 @@ return found
 
 
 class RedisReader(Reader):
-    """Reads the newest `history_responses` of each problem. `shard` names the server whose estimators are preferred."""
+    """Reads the newest `history_responses` of each problem; 0 for all. `shard`'s estimators are preferred."""
 
     def __init__(self, servers: Servers, history_responses: int, shard: str) -> None:
         self._servers = servers
@@ -79,7 +79,8 @@ class RedisReader(Reader):
 
     def _pages(self, key: bytes, names: Sequence[bytes], limit: int = 0) -> Iterator[list[Record]]:
         """Yields the newest responses: newest page first, within a page oldest first, without damaged ones."""
-        newest = names[-min(limit or self._history_responses, self._history_responses) :]
+        most = self._history_responses
+        newest = names[-min(limit or most, most or limit) :]
         while newest:
             read, page = self._page(key, newest[: -READ_PAGE - 1 : -1])
             newest = newest[:-read]

@@ -231,7 +231,7 @@ class SQLiteSnapshot(SQLiteReader):
     Raises ConfigError if there is no store, or one of another version.
     """
 
-    def __init__(self, directory: Path, history_responses: int = 0) -> None:
+    def __init__(self, directory: Path) -> None:
         path = directory / FILE_NAME
         lost = damaged_log(path)
         self._copy: TemporaryDirectory[str] | None = None
@@ -243,7 +243,7 @@ class SQLiteSnapshot(SQLiteReader):
                 raise
             connection = connect_to_read(path)
             damaged = True
-        super().__init__(Readers([connection]), path, history_responses)
+        super().__init__(Readers([connection]), path)
         self._damage.lost(lost_before(path))
         if lost:
             log.error("the store is damaged", reason=lost)

@@ -12,13 +12,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from histospec.server.stores.interface import Problem, Record, ResponseBatch
 from histospec.server.stores.sqlite.file import FILE_NAME
 from histospec.v1 import draft_pb2 as pb
 from tests.server.commands.conftest import Run
 from tests.support import children
 from tests.support.batches import put
 from tests.support.children import Child
-from tests.support.contents import OTHERS, in_redis, large, logprobs, on_disk, restorable
+from tests.support.contents import OTHERS, in_redis, large, logprobs, on_disk, restorable, tokens
 from tests.support.redis_processes import RedisCluster, RedisProcess
 from tests.support.servers import Server, Starter
 from tests.support.waiting import eventually
@@ -52,6 +53,26 @@ def test_a_store_goes_to_a_file_to_another_kind_of_store_and_back(
         assert original.newest_epochs() == {**copy.newest_epochs(), "empty": 0}
         for store in (original, redis, copy):
             store.close()
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "redis"])
+def test_all_responses_of_a_store_are_taken_unless_a_limit_is_given(
+    run: Run, tmp_path: Path, redis_server: RedisProcess, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """The server may keep more than the default of the command."""
+    store = on_disk(tmp_path, "many", 6000) if kind == "sqlite" else in_redis(redis_server, 6000)
+    store.append(ResponseBatch(Problem("run", b"prompt.."), [Record(tokens(i), 1) for i in range(5000)])).result()
+    put(store, tokens(7), prompt=b"another.")
+    store.close()
+    where = ("--data-dir", tmp_path / "many") if kind == "sqlite" else ("--store", redis_server.url)
+    file = tmp_path / "all.jsonl"
+    assert run("snapshot", file, *where) == (0, f"{file}: 2 problems, 5001 responses, 5001 tokens\n")
+    left = "2 problems, 4 responses, 4 tokens, 4997 older responses left out (--history-responses)"
+    assert run("snapshot", file, *where, "--history-responses", "3") == (0, f"{file}: {left}\n")
+    lines = [json.loads(line)["responses"] for line in file.read_text().splitlines()]
+    assert sorted([response["tokens"] for response in some] for some in lines) == [[[7]], [[4997], [4998], [4999]]]
+    monkeypatch.setenv("HISTOSPEC_HISTORY_RESPONSES", "3")
+    assert run("snapshot", file, *where) == (0, f"{file}: {left}\n")
 
 
 def test_a_snapshot_may_go_to_the_standard_output(data: Path) -> None:
