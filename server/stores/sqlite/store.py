@@ -96,11 +96,12 @@ class SQLiteStore(SQLiteReader, Store):
         self._damage.lost(lost_before(path))  # also in earlier runs, or a restart would hide it
         self._repairs = 0
         self._trouble = ""
+        self._closed = False
         self._small = path.stat().st_size <= SMALL
         self._slice = Slice()
         self._appender = Appender(history_epochs, history_responses, self._slice)
         self._version = 0  # SQLite's data_version, which changes when other connections write
-        self._writer: GroupCommit[Write] = GroupCommit(self._commit, lambda: self._connection.close(), max_backlog)
+        self._writer: GroupCommit[Write] = GroupCommit(self._commit, self._disconnect, max_backlog)
         self._checked = self.submit(self._begin)  # before any write
         self._structure = StructureCheck(path)
         self._retention: Retention | None = None
@@ -208,6 +209,8 @@ class SQLiteStore(SQLiteReader, Store):
     def trouble(self) -> str:
         """See Store. Logs when it changes."""
         changed = self._files.changed()
+        if self._closed:  # SQLite has deleted the write-ahead log
+            return ""
         trouble = f"store: {changed}; bring it back or restart the server, which drafts on meanwhile" if changed else ""
         if trouble != self._trouble:
             self._trouble = trouble
@@ -297,12 +300,17 @@ class SQLiteStore(SQLiteReader, Store):
         self._files = Files(self._path)
         self._reported = False
 
+    def _disconnect(self) -> None:
+        """Moves the write-ahead log into the file, after the last write."""
+        self._closed = True
+        self._connection.close()
+
     def close(self) -> None:
         """See Store."""
         if self._retention:
             self._retention.close()
         self._structure.close()
-        super().close()  # before the writer, which moves the write-ahead log into the file when it closes
+        super().close()  # before the writer, see `_disconnect`
         self._writer.close()
         self._files.close()
         self._lock.release()

@@ -75,6 +75,15 @@ def test_a_file_that_vanishes_while_a_group_is_written_is_not_acknowledged(store
         store.submit(vanish).result()
 
 
+def test_a_closed_store_has_no_trouble(store: SQLiteStore, capfd: pytest.CaptureFixture[str]) -> None:
+    """Its write-ahead log is gone; Prometheus may ask for metrics between the end of the store and that of the page."""
+    put(store, b"kept")
+    store.close()
+    assert store.trouble == ""
+    out, err = capfd.readouterr()
+    assert "nothing can be stored" not in out + err
+
+
 def test_a_directory_that_comes_back_is_used_again(store: SQLiteStore, tmp_path: Path) -> None:
     put(store, b"kept")
     (tmp_path / "data").rename(tmp_path / "away")
