@@ -7,6 +7,7 @@
 #include "live/live_text.h"
 #include "random_text.h"
 #include "test.h"
+#include "upkeep/evictor.h"
 
 using namespace histospec;
 using testing::ingest;
@@ -122,6 +123,34 @@ TEST_CASE("A tenant that fills memory evicts its own history, not that of a tena
   }
   CHECK(engine.stats().at("mine").evicted_by_memory > 0);
   engine.check_integrity();
+}
+
+TEST_CASE("Eviction passes each problem in use once, in slices") {
+  constexpr std::size_t kProblems = 20'000;
+  Contents contents(0);
+  Evictor evictor(0, contents);
+  const Monitor::Lock lock(contents.monitor);
+  const auto namespace_ = contents.registry.namespace_named("run");
+  const auto problem = [&](Token token, bool used = true) REQUIRES(engine_lock) {
+    return contents.registry.problem(*namespace_, ProblemKey("", std::vector{token}), used);
+  };
+  for (Token i = 0; i < Token{kProblems}; ++i) contents.change_live(*problem(i), [](const LiveText&) {});
+  problem(kProblems);
+  auto& [recent, busy, bare] = namespace_->tenant.shelves;
+  evictor.relieve();
+  CHECK(busy.size() > 0);
+  CHECK(busy.size() < kProblems / 2);
+  while (evictor.behind()) evictor.catch_up();
+  CHECK_EQ(recent.size(), 0u);  // the one that is not in use was evicted
+  CHECK_EQ(bare.size(), kProblems);
+  problem(kProblems);
+  evictor.relieve();
+  CHECK(!evictor.behind());  // it does not pass the others again
+  CHECK_EQ(recent.size(), 0u);
+  for (Token i = 0; i < Token{kProblems}; ++i) contents.end_live(*problem(i, false));
+  CHECK_EQ(recent.size(), kProblems);
+  CHECK_EQ(busy.size() + bare.size(), 0u);
+  contents.registry.check_integrity();
 }
 
 TEST_CASE("A tenant's own limit holds while memory is not short") {

@@ -18,6 +18,7 @@
 #include "index/segments.h"
 #include "live/live_text.h"
 #include "registry/monitor.h"
+#include "registry/tenant.h"
 
 namespace histospec {
 
@@ -69,11 +70,12 @@ struct Problem : std::enable_shared_from_this<Problem> {
   // Grows when the history is forgotten, so that segments built from it meanwhile are discarded.
   std::uint64_t generation GUARDED_BY(engine_lock) = 0;
 
-  // Fields of the registry: its nodes in the lists of all problems, of those of its namespace, and of those with
+  // Fields of the registry: its nodes in the lists of its shelf, of the problems of its namespace, and of those with
   // twins.
-  std::list<Problem*>::iterator recency GUARDED_BY(engine_lock);
+  std::list<Problem*>::iterator on_shelf GUARDED_BY(engine_lock);
   std::list<Problem*>::iterator member GUARDED_BY(engine_lock);
   std::list<Problem*>::iterator twinned GUARDED_BY(engine_lock);
+  Tenant::Shelf shelf GUARDED_BY(engine_lock) = Tenant::kRecent;
   std::uint64_t dropped GUARDED_BY(engine_lock) = 0;  // the last drop of its namespace that visited it
 
   // Whether the namespace index lacks a response of the group to which these new `responses` belong, however many calls

@@ -50,9 +50,9 @@ std::shared_ptr<Problem> Registry::problem(Namespace& namespace_, ProblemKey&& k
     namespace_.problems.erase(inserted);
     throw;
   }
-  problem->recency = node.begin();
-  std::list<Problem*>& recency = namespace_.tenant.recency;
-  recency.splice(used ? recency.end() : recency.begin(), node);
+  problem->on_shelf = node.begin();
+  std::list<Problem*>& recent = namespace_.tenant.shelves[Tenant::kRecent];
+  recent.splice(used ? recent.end() : recent.begin(), node);
   problem->member = member.begin();
   namespace_.members.splice(namespace_.members.end(), member);
   ledger_.enter(*problem);
@@ -60,9 +60,16 @@ std::shared_ptr<Problem> Registry::problem(Namespace& namespace_, ProblemKey&& k
 }
 
 void Registry::use(Problem& problem) {
+  shelve(problem, Tenant::kRecent);
   Tenant& tenant = problem.owner->tenant;
-  tenant.recency.splice(tenant.recency.end(), tenant.recency, problem.recency);
   if (problem.twins) tenant.twinned.splice(tenant.twinned.end(), tenant.twinned, problem.twinned);
+}
+
+void Registry::shelve(Problem& problem, Tenant::Shelf shelf, bool first) {
+  auto& shelves = problem.owner->tenant.shelves;
+  const auto place = first ? shelves[shelf].begin() : shelves[shelf].end();
+  shelves[shelf].splice(place, shelves[problem.shelf], problem.on_shelf);
+  problem.shelf = shelf;
 }
 
 std::shared_ptr<Problem> Registry::problem_of(Namespace& namespace_, ProblemKey& key, Tokens prompt,
@@ -88,7 +95,7 @@ const Problem* Registry::find_problem(const std::string& name, const ProblemKey&
 void Registry::erase(Problem& problem) {
   ledger_.leave(problem);
   Namespace& namespace_ = *problem.owner;
-  namespace_.tenant.recency.erase(problem.recency);
+  namespace_.tenant.shelves[problem.shelf].erase(problem.on_shelf);
   namespace_.members.erase(problem.member);
   namespace_.prompts.remove(problem);
   namespace_.problems.erase(namespace_.problems.find(problem.key));
@@ -161,14 +168,21 @@ void Registry::check_integrity() const {
     all.change({}, held);
     its_bytes[&namespace_->tenant] += held.bytes;
   }
-  std::size_t by_recency = 0, in_twins = 0;
+  std::size_t on_shelves = 0, in_twins = 0;
   for (const auto& [name, tenant] : tenants_) {
     require(tenant.bytes == its_bytes[&tenant], "a tenant holds other bytes than its namespaces");
-    by_recency += tenant.recency.size();
+    for (std::uint8_t shelf = 0; shelf < tenant.shelves.size(); ++shelf) {
+      on_shelves += tenant.shelves[shelf].size();
+      for (const Problem* problem : tenant.shelves[shelf]) {
+        require(problem->shelf == shelf, "a problem is on another shelf than it says");
+        require(shelf == Tenant::kRecent || problem->live, "an unused problem is not on the shelf of those");
+        require(shelf != Tenant::kBare || problem->segments->empty(), "a problem with segments is on the bare shelf");
+      }
+    }
     in_twins += tenant.twinned.size();
   }
   counted.sessions = all.sessions;
-  require(by_recency == all.problems, "the recency lists miss problems");
+  require(on_shelves == all.problems, "the shelves miss problems");
   require(in_twins == with_twins, "the lists of problems with twins are off");
   const MemoryLedger::Totals booked = ledger_.totals();
   require(counted.parts[Problem::kSegments] == booked.parts[Problem::kSegments], "segment bytes are off");

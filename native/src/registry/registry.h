@@ -46,6 +46,9 @@ class Registry {
   // Removes a problem that has neither live text nor twins. May destroy it.
   void erase(Problem& problem) REQUIRES(engine_lock);
 
+  // Moves a problem to the end of a shelf, or to its beginning.
+  void shelve(Problem& problem, Tenant::Shelf shelf, bool first = false) REQUIRES(engine_lock);
+
   // `first`: evict these twins before all others.
   void list_twins(Problem& problem, bool first) REQUIRES(engine_lock);
   void unlist_twins(Problem& problem) REQUIRES(engine_lock);

@@ -8,6 +8,7 @@ void Contents::publish(Problem& problem, std::shared_ptr<const Segments> segment
   const MemoryLedger::Change booked(ledger, problem, Problem::kSegments);
   problem.segments.swap(segments);
   monitor.discard(std::move(segments), booked.before().bytes);
+  if (problem.shelf == Tenant::kBare && !problem.segments->empty()) registry.shelve(problem, Tenant::kBusy);
 }
 
 void Contents::add_twin(Problem& problem, Twins::Key key, std::int64_t epoch, std::shared_ptr<const Twin> twin,
@@ -40,6 +41,8 @@ void Contents::end_live(Problem& problem) {
   } catch (const std::bad_alloc&) {
   }
   problem.live.reset();
+  // Problems that were used less recently are gone, or the evictor would not have passed this one.
+  if (problem.shelf != Tenant::kRecent) registry.shelve(problem, Tenant::kRecent, true);
 }
 
 std::size_t Contents::forget(Problem& problem) {

@@ -10,6 +10,8 @@ constexpr std::size_t kNamespacePart = 8;
 
 // Work of one slice, in problems with short prompts.
 constexpr std::size_t kSlice = Contents::kForgetSlice;
+// Problems that are moved to another shelf for the work of forgetting one.
+constexpr std::size_t kMoved = 32;
 
 }  // namespace
 
@@ -73,10 +75,18 @@ bool Evictor::evict_from(Tenant& tenant, bool last, std::size_t& work) {
     contents_.end_twins(*tenant.twinned.front());
     if (tired(1)) return false;
   }
-  auto least_recent = tenant.recency.begin();
-  while (excess(tenant, last) > 0 && least_recent != tenant.recency.end()) {
-    Problem& problem = **least_recent++;
-    if (problem.live) continue;
+  std::size_t moved = 0;
+  const auto move = [&](Problem& problem, Tenant::Shelf shelf) REQUIRES(engine_lock) {
+    contents_.registry.shelve(problem, shelf);
+    return ++moved % kMoved == 0 && tired(1);
+  };
+  std::list<Problem*>& recent = tenant.shelves[Tenant::kRecent];
+  while (excess(tenant, last) > 0 && !recent.empty()) {
+    Problem& problem = *recent.front();
+    if (problem.live) {
+      if (move(problem, Tenant::kBusy)) return false;
+      continue;
+    }
     const std::size_t its_work = Contents::work_to_forget(problem);
     Namespace& namespace_ = *problem.owner;
     namespace_.counters.evicted_by_memory += contents_.forget(problem);
@@ -88,14 +98,18 @@ bool Evictor::evict_from(Tenant& tenant, bool last, std::size_t& work) {
     if (tired(its_work)) return false;
   }
   // Only problems in use are left, and lose their oldest responses.
-  for (Problem* problem : tenant.recency) {
-    while (excess(tenant, last) > 0 && !problem->segments->empty()) {
-      const Segments& segments = *problem->segments;
-      problem->owner->counters.evicted_by_memory += segments[0].extents().size();
-      contents_.publish(*problem, segments.without_oldest());
-      has_evicted_ = true;
-      if (tired(1)) return false;
+  std::list<Problem*>& busy = tenant.shelves[Tenant::kBusy];
+  while (excess(tenant, last) > 0 && !busy.empty()) {
+    Problem& problem = *busy.front();
+    const Segments& segments = *problem.segments;
+    if (segments.empty()) {
+      if (move(problem, Tenant::kBare)) return false;
+      continue;
     }
+    problem.owner->counters.evicted_by_memory += segments[0].extents().size();
+    contents_.publish(problem, segments.without_oldest());
+    has_evicted_ = true;
+    if (tired(1)) return false;
   }
   for (const auto& [name, namespace_] : contents_.registry.namespaces()) {
     if (&namespace_->tenant != &tenant) continue;
