@@ -28,7 +28,9 @@ from histospec.server.stores.sqlite.file import FILE_NAME
 from histospec.server.stores.sqlite.structure import structural_damage
 
 PAGE = 500  # prompts per query
-ROWS = 256  # responses per query
+# The limits of one query of responses: their number, and for indexing their bytes unless the first alone has more.
+ROWS = 256
+PAGE_BYTES = 4 << 20
 SIZED_AT_ONCE = 10_000  # rows whose sizes one query adds up
 # The limits of one page of `wanted_first`: problems, and their responses.
 PROBLEMS_AT_ONCE = 64
@@ -125,7 +127,7 @@ class SQLiteReader(Reader):
 
     def history(self, problem: Problem, limit: int = 0, max_bytes: int | None = None) -> list[Record]:
         """See Reader."""
-        numbers = [number for number, _ in self._newest(problem, limit)]
+        numbers = [number for (number,) in self._newest(problem, limit)]
         if max_bytes is not None:
             size = f"SELECT total({SIZE}) FROM responses WHERE id IN "
             within(max_bytes, sum(int(self._read(f"{size}({_marks(some)})", some)[0][0]) for some in _parts(numbers)))
@@ -134,22 +136,27 @@ class SQLiteReader(Reader):
 
     def pages(self, problem: Problem) -> Iterator[list[Record]]:
         """See Reader."""
-        numbers: list[int] = []
+        page: list[int] = []
+        size = 0
         epochs = set()
-        for number, epoch in self._newest(problem):
+        for number, epoch, its_size in self._newest(problem, columns=f"id, epoch, {SIZE}"):
             epochs.add(epoch)
             if self._epochs and len(epochs) > self._epochs:
                 break
-            numbers.append(number)
-        for some in _parts(numbers):
-            yield self._page(some)
+            if page and (len(page) == ROWS or size + (its_size or 0) > PAGE_BYTES):
+                yield self._page(page)
+                page, size = [], 0
+            page.append(number)
+            size += its_size or 0
+        if page:
+            yield self._page(page)
 
-    def _newest(self, problem: Problem, limit: int = 0) -> list[tuple[int, int]]:
-        """Returns id and epoch of a problem's current responses, newest first. Reads only the index, no response."""
+    def _newest(self, problem: Problem, limit: int = 0, columns: str = "id") -> list[Any]:
+        """Returns columns of a problem's current responses, newest first. For ids and epochs, reads only the index."""
         among, key = prompts_of(problem)
         newest = min(limit or self._most, self._most or limit) or -1
         query = f"FROM responses WHERE prompt IN ({among}) AND {STAYS} ORDER BY epoch DESC, id DESC LIMIT ?"
-        return self._read(f"SELECT id, epoch {query}", (*key, problem.namespace, newest))
+        return self._read(f"SELECT {columns} {query}", (*key, problem.namespace, newest))
 
     def _page(self, numbers: Sequence[int]) -> list[Record]:
         """Returns the responses with these ids, oldest first, without damaged or removed ones."""

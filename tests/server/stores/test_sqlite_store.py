@@ -49,6 +49,20 @@ def test_the_store_keeps_no_prompts_in_memory(open_store: OpenSQLite) -> None:
     assert held < 6 * 2**20
 
 
+def test_pages_have_bounded_bytes(open_store: OpenSQLite, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The newest come first; a response that alone has more is a page of its own."""
+    store = open_store()
+    sizes = [40, 400, 400, 4000, 40, 400, 40, 40]
+    for number, size in enumerate(sizes):
+        put(store, bytes([number]) * size)
+    problem = Problem("run", b"prompt..")
+    assert [len(record.tokens) for page in store.pages(problem) for record in page] == sizes
+    monkeypatch.setattr(sqlite_reader, "PAGE_BYTES", 1000)
+    pages = [[len(record.tokens) for record in page] for page in store.pages(problem)]
+    assert pages == [[40, 400, 40, 40], [4000], [40, 400, 400]]
+    assert [record for page in reversed(list(store.pages(problem))) for record in page] == store.history(problem)
+
+
 def test_what_is_wanted_most_is_loaded_first(open_store: OpenSQLite) -> None:
     """First the run with the latest write; in it the newest epoch; of that, the latest write."""
     store = open_store()
