@@ -103,11 +103,9 @@ class SnapshotTarget(ABC):
             )
         return names[-1]
 
-    def keep(self, number: int, written: str) -> list[str]:
-        """Removes all but the newest `number` snapshots and `written`, a full name. Returns the removed names."""
-        old = [name for name in self.names()[:-number] if self.path(name) != written]
-        self.remove(old)
-        return old
+    def surplus(self, number: int, written: str) -> list[str]:
+        """Returns the names of all but the newest `number` snapshots and `written`, a full name."""
+        return [name for name in self.names()[:-number] if self.path(name) != written]
 
 
 def ahead(names: Iterable[str]) -> list[str]:
