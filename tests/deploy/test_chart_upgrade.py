@@ -65,6 +65,21 @@ def test_a_secret_without_the_file_is_named(empty: Cluster) -> None:
     assert f"Secret {SECRET} exists without a key tokens.toml" in helm(empty, "upgrade", "replicas=1")
 
 
+def test_a_second_rotation_does_not_end_the_token_that_a_team_has(empty: Cluster) -> None:
+    """`previous: false` of the first rotation is still in the values when the second one comes."""
+    team = "tokens.callers[0].name=a,tokens.callers[0].namespaces={a-*},tokens.callers[0]"
+    assert helm(empty, "install", f"{team}.rotation=1,tokens.callers[0].previous=false") == ""
+    before = empty.objects("Secret")["run-histospec-token-a"]["data"]["token"]
+    said = helm(empty, "upgrade", f"{team}.rotation=2,tokens.callers[0].previous=false")
+    assert "rotation 2 gives a a new token, and previous is false" in said
+    assert "remove previous and upgrade" in said
+    assert helm(empty, "upgrade", f"{team}.rotation=1,tokens.callers[0].previous=false") == "", "nothing is rotated"
+    assert helm(empty, "upgrade", f"{team}.rotation=2") == ""
+    assert empty.objects("Secret")["run-histospec-token-a"]["data"]["previous-token"] == before
+    assert helm(empty, "upgrade", f"{team}.rotation=2,tokens.callers[0].previous=false") == ""
+    assert empty.objects("Secret")["run-histospec-token-a"]["data"].keys() == {"token"}
+
+
 def test_fewer_shards_with_sqlite_need_consent(empty: Cluster) -> None:
     assert helm(empty, "install", "replicas=4") == ""
     assert helm(empty, "upgrade", "replicas=5") == ""

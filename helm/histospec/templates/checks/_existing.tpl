@@ -24,6 +24,12 @@ cluster: `helm template` does not ask, and `helm rollback` renders nothing. */}}
 {{- printf "Secret %s exists without a key tokens.toml: delete it, so that the chart creates a new one, or name your own in tokens.existingSecret" $name | include "histospec.problem" }}
 {{- end }}
 {{- end }}
+{{- range .Values.tokens.callers }}
+{{- $live := lookup "v1" "Secret" $.Release.Namespace (include "histospec.callerSecret" (dict "root" $ "name" .name)) }}
+{{- if and (not (dig "previous" true .)) (include "histospec.rotates" (dict "caller" . "live" $live)) }}
+{{- printf "tokens.callers: rotation %d gives %s a new token, and previous is false, which would end its present token at once: remove previous and upgrade, give %s the new token, and then set previous to false" (int64 .rotation) .name .name | include "histospec.problem" }}
+{{- end }}
+{{- end }}
 {{- end }}
 {{- end }}
 
