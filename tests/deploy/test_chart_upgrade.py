@@ -268,6 +268,20 @@ def test_fewer_shards_with_redis_need_no_word(empty: Cluster) -> None:
     assert replicas(empty) == 1
 
 
+def test_autoscaling_begins_with_the_shards_that_run(empty: Cluster) -> None:
+    """Kubernetes sets a number that a manifest no longer has to 1."""
+    redis = "store.kind=redis,store.existingSecret=redis"
+    assert helm(empty, "install", redis, "replicas=4") == ""
+    assert helm(empty, "upgrade", redis, "replicas=4,autoscaling.enabled=true") == ""
+    assert replicas(empty) == 4
+    empty.objects("StatefulSet")[SHARDS]["spec"]["replicas"] = 7
+    assert helm(empty, "upgrade", redis, "autoscaling.enabled=true,options.threads=2") == ""
+    assert replicas(empty) == 7, "the number of the autoscaler"
+    assert helm(empty, "upgrade", redis, "replicas=0") == ""
+    assert helm(empty, "upgrade", redis, "autoscaling.enabled=true,autoscaling.minReplicas=3") == ""
+    assert replicas(empty) == 3
+
+
 def test_old_defaults_are_not_taken_along(empty: Cluster, tmp_path: Path) -> None:
     """`--reuse-values` keeps the defaults of the previous chart, which lacks newer values."""
     old = tmp_path / "histospec"
