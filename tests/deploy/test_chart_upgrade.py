@@ -282,6 +282,45 @@ def test_autoscaling_begins_with_the_shards_that_run(empty: Cluster) -> None:
     assert replicas(empty) == 3
 
 
+@pytest.mark.parametrize("kind", ["statefulset", "daemonset"])
+@pytest.mark.parametrize(
+    ("change", "name"), [("fullnameOverride=other", "other"), ("nameOverride=drafts", "run-drafts")]
+)
+def test_another_name_needs_consent(empty: Cluster, kind: str, change: str, name: str) -> None:
+    """Helm deletes the shards of the old name, and those of the new one find neither volumes nor tokens."""
+    mode = f"mode={kind}"
+    assert helm(empty, "install", mode) == ""
+    said = helm(empty, "upgrade", mode, change)
+    assert f"has the name {SHARDS}, and fullnameOverride, or else nameOverride, now gives {name}" in said
+    for step in ("Set fullnameOverride to run-histospec", "histospec snapshot", "scaleDown.confirmReplicas to 0"):
+        assert step in said
+    shards = {"statefulset": "StatefulSet", "daemonset": "DaemonSet"}[kind]
+    assert empty.objects(shards).keys() == {SHARDS}
+    assert helm(empty, "upgrade", mode, change, "scaleDown.confirmReplicas=0") == ""
+    assert empty.objects(shards).keys() == {name}
+    assert helm(empty, "upgrade", mode, change) == "", "it asks although nothing is left to lose"
+
+
+def test_another_selector_is_refused(empty: Cluster) -> None:
+    """Kubernetes cannot change it."""
+    assert helm(empty, "install", "fullnameOverride=drafts") == ""
+    said = helm(empty, "upgrade", "fullnameOverride=drafts,nameOverride=other")
+    assert "nameOverride changes the selector of StatefulSet drafts" in said
+    assert "Set nameOverride to histospec to keep it" in said
+    assert helm(empty, "upgrade", "fullnameOverride=drafts,nameOverride=histospec") == ""
+    empty.remove("StatefulSet")
+    assert helm(empty, "upgrade", "fullnameOverride=drafts,nameOverride=other") == ""
+
+
+def test_other_releases_and_charts_may_have_other_names(empty: Cluster) -> None:
+    assert helm(empty, "install", "replicas=1") == ""
+    assert empty.helm("install", "eval", CHART, "--namespace", "rl", "--disable-openapi-validation").returncode == 0
+    assert helm(empty, "upgrade", "options.threads=1") == ""
+    labels = empty.objects("StatefulSet")["eval-histospec"]["metadata"]["labels"]
+    labels |= {"app.kubernetes.io/instance": "run", "helm.sh/chart": "redis-1.0.0"}
+    assert helm(empty, "upgrade", "options.threads=2") == ""
+
+
 def test_old_defaults_are_not_taken_along(empty: Cluster, tmp_path: Path) -> None:
     """`--reuse-values` keeps the defaults of the previous chart, which lacks newer values."""
     old = tmp_path / "histospec"

@@ -2,6 +2,7 @@
 cluster: `helm template` does not ask, and `helm rollback` renders nothing. */}}
 {{- define "histospec.checkExisting" -}}
 {{- include "histospec.checkTokens" . }}
+{{- include "histospec.checkNames" . }}
 {{- $live := lookup "apps/v1" "StatefulSet" .Release.Namespace (include "histospec.fullname" .) }}
 {{- $with := dict "root" . "live" $live }}
 {{- if ne .Values.mode "statefulset" }}
@@ -28,6 +29,26 @@ cluster: `helm template` does not ask, and `helm rollback` renders nothing. */}}
 {{- $live := lookup "v1" "Secret" $.Release.Namespace (include "histospec.callerSecret" (dict "root" $ "name" .name)) }}
 {{- if and (not (dig "previous" true .)) (include "histospec.rotates" (dict "caller" . "live" $live)) }}
 {{- printf "tokens.callers: rotation %d gives %s a new token, and previous is false, which would end its present token at once: remove previous and upgrade, give %s the new token, and then set previous to false" (int64 .rotation) .name .name | include "histospec.problem" }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{- /* Another name is another StatefulSet, with other volumes and tokens; Helm deletes the one before. */}}
+{{- define "histospec.checkNames" -}}
+{{- $name := include "histospec.fullname" . }}
+{{- $selector := include "histospec.selector" . | fromYaml }}
+{{- $confirmed := eq (toString .Values.scaleDown.confirmReplicas) "0" }}
+{{- range $kind := list "StatefulSet" "DaemonSet" }}
+{{- range (lookup "apps/v1" $kind $.Release.Namespace "").items }}
+{{- $labels := .metadata.labels | default dict }}
+{{- if and (eq (get $labels "app.kubernetes.io/instance") $.Release.Name) (hasPrefix (printf "%s-" $.Chart.Name) (get $labels "helm.sh/chart")) }}
+{{- $was := .metadata.name }}
+{{- if and (ne $was $name) (not $confirmed) }}
+{{- printf "the %s of this release has the name %s, and fullnameOverride, or else nameOverride, now gives %s: Helm would delete it, the new shards would read no volume of it, and the chart would make new tokens. Set fullnameOverride to %s to keep it. Or export the histories first (`histospec snapshot FILE --from ENDPOINT`), import them afterwards (`histospec restore FILE --to ENDPOINT --merge`), and set scaleDown.confirmReplicas to 0, too" $kind $was $name $was | include "histospec.problem" }}
+{{- else if and (eq $was $name) (eq (lower $kind) $.Values.mode) (ne (toJson .spec.selector.matchLabels) (toJson $selector)) }}
+{{- printf "nameOverride changes the selector of %s %s, which Kubernetes cannot change. Set nameOverride to %s to keep it. Or `kubectl -n %s delete %s %s`, which ends the shards, and upgrade again" $kind $name (index .spec.selector.matchLabels "app.kubernetes.io/name") $.Release.Namespace (lower $kind) $name | include "histospec.problem" }}
+{{- end }}
 {{- end }}
 {{- end }}
 {{- end }}
