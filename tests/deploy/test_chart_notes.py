@@ -92,3 +92,8 @@ def test_notes_name_the_secrets_of_teams(tmp_path: Path) -> None:
     assert "-token-NAME" not in notes(tmp_path)
     team = "tokens.callers[0].name=a,tokens.callers[0].namespaces={a-*}"
     assert "run-histospec-token-NAME" in notes(tmp_path, "--set", team)
+
+
+def test_notes_wait_for_no_rollout_that_a_person_makes(tmp_path: Path) -> None:
+    assert "rollout status statefulset/run-histospec" in notes(tmp_path)
+    assert "rollout status" not in notes(tmp_path, "--set", "updateStrategy.type=OnDelete")

@@ -282,6 +282,29 @@ def test_autoscaling_begins_with_the_shards_that_run(empty: Cluster) -> None:
     assert replicas(empty) == 3
 
 
+def test_pods_may_be_left_to_a_person_from_now_on(empty: Cluster) -> None:
+    """Kubernetes adds a partition to a rolling update, and refuses it with OnDelete."""
+    assert helm(empty, "install", "replicas=1") == ""
+    empty.objects("StatefulSet")[SHARDS]["spec"]["updateStrategy"]["rollingUpdate"] = {"partition": 0}
+    assert helm(empty, "upgrade", "updateStrategy.type=OnDelete,updateStrategy.rollingUpdate.partition=1") == ""
+    assert empty.objects("StatefulSet")[SHARDS]["spec"]["updateStrategy"] == {"type": "OnDelete"}
+    assert helm(empty, "upgrade", "updateStrategy.rollingUpdate.partition=1") == ""
+    strategy = empty.objects("StatefulSet")[SHARDS]["spec"]["updateStrategy"]
+    assert strategy == {"type": "RollingUpdate", "rollingUpdate": {"partition": 1}}
+
+
+def test_another_number_of_revisions_is_refused_with_the_steps(empty: Cluster) -> None:
+    assert helm(empty, "install", "replicas=1") == ""
+    said = helm(empty, "upgrade", "revisionHistoryLimit=3")
+    assert "revisionHistoryLimit is 3, and StatefulSet run-histospec has 10" in said
+    assert "kubectl -n rl delete statefulset run-histospec --cascade=orphan" in said
+    empty.remove("StatefulSet")
+    assert helm(empty, "upgrade", "revisionHistoryLimit=3") == ""
+    assert helm(empty, "upgrade", "revisionHistoryLimit=3,options.threads=2") == ""
+    assert helm(empty, "upgrade", "mode=daemonset,revisionHistoryLimit=5,scaleDown.confirmReplicas=0") == ""
+    assert helm(empty, "upgrade", "mode=daemonset,revisionHistoryLimit=6") == "", "a DaemonSet may change it"
+
+
 @pytest.mark.parametrize("kind", ["statefulset", "daemonset"])
 @pytest.mark.parametrize(
     ("change", "name"), [("fullnameOverride=other", "other"), ("nameOverride=drafts", "run-drafts")]

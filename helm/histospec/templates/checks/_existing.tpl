@@ -10,6 +10,7 @@ cluster: `helm template` does not ask, and `helm rollback` renders nothing. */}}
 {{- else }}
 {{- if $live }}
 {{- include "histospec.checkClaims" $with }}
+{{- include "histospec.checkRevisions" $with }}
 {{- end }}
 {{- if eq .Values.store.kind "sqlite" }}
 {{- include "histospec.checkScaleDown" $with }}
@@ -63,12 +64,25 @@ cluster: `helm template` does not ask, and `helm rollback` renders nothing. */}}
 {{- end }}
 {{- end }}
 
+{{- /* The command that deletes a StatefulSet alone. Takes root and live. */}}
+{{- define "histospec.orphan" -}}
+`kubectl -n {{ .root.Release.Namespace }} delete statefulset {{ .live.metadata.name }} --cascade=orphan`, which leaves the shards running
+{{- end }}
+
+{{- define "histospec.checkRevisions" -}}
+{{- $had := dig "spec" "revisionHistoryLimit" 10 .live | int64 }}
+{{- $wanted := int64 .root.Values.revisionHistoryLimit }}
+{{- if ne $had $wanted }}
+{{- printf "revisionHistoryLimit is %d, and StatefulSet %s has %d: Kubernetes cannot change that in a StatefulSet. 1. %s. 2. Upgrade again. Or leave it at %d" $wanted .live.metadata.name $had (include "histospec.orphan" .) $had | include "histospec.problem" }}
+{{- end }}
+{{- end }}
+
 {{- /* Kubernetes cannot change volumeClaimTemplates, and its error says neither why nor what to do. */}}
 {{- define "histospec.checkClaims" -}}
 {{- $v := .root.Values }}
 {{- $name := .live.metadata.name }}
 {{- $kubectl := printf "kubectl -n %s" .root.Release.Namespace }}
-{{- $orphan := printf "`%s delete statefulset %s --cascade=orphan`, which leaves the shards running" $kubectl $name }}
+{{- $orphan := include "histospec.orphan" . }}
 {{- $export := "`histospec snapshot FILE --from ENDPOINT`" }}
 {{- $import := "`histospec restore FILE --to ENDPOINT --merge`" }}
 {{- $docs := "docs/kubernetes.md has the steps under Upgrade" }}
