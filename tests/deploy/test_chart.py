@@ -1,13 +1,16 @@
 """Kubernetes and the Prometheus operator accept what the chart renders, for every set of values."""
 
 import os
+import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from tests.support.charts import CHART, MODELS, container, helm, one, operator_takes, pod_of, refusal, render, shard
 
@@ -183,6 +186,58 @@ def test_a_folder_of_the_node_belongs_to_the_user_of_the_pod(tmp_path: Path) -> 
             subprocess.run([sys.executable, *first["command"][1:], tmp_path, first["args"][1]], check=True)
             assert (tmp_path.stat().st_uid, tmp_path.stat().st_mode & 0o777) == (user, 0o700)
     assert "initContainers" not in shard(render("--set", "mode=daemonset"))
+
+
+def test_a_folder_of_the_node_belongs_to_the_user_of_the_container_first() -> None:
+    words = "mode=daemonset,daemonset.hostPath=/data,podSecurityContext.runAsUser=1234,securityContext.runAsUser=1001"
+    (first,) = shard(render("--set", words))["initContainers"]
+    assert first["args"] == ["/data", "1001"]
+
+
+LARGE = 1000680000
+"""Helm reads numbers of files as floating-point numbers, and prints this one as 1.00068e+09. OpenShift has such users."""
+
+
+def numbers(value: Any) -> Iterator[Any]:
+    """Returns the numbers of a manifest that come from LARGE, and the words with an exponent."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list):
+        for part in value:
+            yield from numbers(part)
+    elif str(value) == str(LARGE) or re.search(r"\d[eE][+]\d", str(value)):
+        yield value
+
+
+@pytest.mark.parametrize("mode", ["statefulset", "daemonset"])
+def test_large_whole_numbers_stay_whole_numbers(tmp_path: Path, mode: str) -> None:
+    redis = {"kind": "redis", "url": "redis://a"}
+    values: Any = {
+        "mode": mode,
+        "minReadySeconds": LARGE,
+        "revisionHistoryLimit": LARGE,
+        "terminationGracePeriodSeconds": LARGE,
+        "podSecurityContext": {"runAsUser": LARGE},
+        "startupProbe": {"failureThreshold": LARGE},
+        "options": {"max-batch": LARGE},
+        "tokens": {"callers": [{"name": "a", "namespaces": ["a"], "rotation": LARGE, "shares": {"sessions": LARGE}}]},
+    }
+    if mode == "statefulset":
+        values["store"] = redis
+        values["autoscaling"] = {"enabled": True, "minReplicas": LARGE, "maxReplicas": LARGE}
+        values["podDisruptionBudget"] = {"maxUnavailable": LARGE}
+        values["backup"] = {"enabled": True, "deadlineSeconds": LARGE, "keep": LARGE}
+        values["backup"]["destination"] = {"persistentVolumeClaim": "backups"}
+    else:
+        values["daemonset"] = {"hostPath": "/data"}
+    (tmp_path / "values.yaml").write_text(yaml.safe_dump(values))
+    manifests = render("--values", tmp_path / "values.yaml")
+    found = list(numbers([m for m in manifests if m["kind"] != "Secret"]))
+    assert set(map(str, found)) == {str(LARGE)}
+    assert len(found) >= (12 if mode == "statefulset" else 6)
+    assert f"max-batch = {LARGE}" in one(manifests, "ConfigMap")["data"]["histospec.toml"]
+    (team,) = [m for m in manifests if m["metadata"]["name"] == "run-histospec-token-a"]
+    assert team["metadata"]["annotations"]["histospec/rotation"] == str(LARGE)
 
 
 def test_settings_of_the_cluster_reach_the_pods() -> None:

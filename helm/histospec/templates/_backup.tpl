@@ -56,7 +56,7 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- $root := .root }}
 {{- $v := $root.Values -}}
 backoffLimit: 2
-activeDeadlineSeconds: {{ $v.backup.deadlineSeconds }}
+activeDeadlineSeconds: {{ int64 $v.backup.deadlineSeconds }}
 template:
   metadata:
     labels: {{- include "histospec.labels" (dict "root" $root "selector" (include "histospec.backup.selector" $root)
@@ -147,7 +147,7 @@ template:
 - snapshot
 - {{ include "histospec.backup.place" . }}
 - --keep
-- {{ .Values.backup.keep | quote }}
+- {{ int64 .Values.backup.keep | quote }}
 - --from
 {{ include "histospec.backup.service" . | trim }}
 {{- end }}

@@ -61,7 +61,7 @@ annotations: {{- toYaml . | nindent 2 }}
 {{- if eq .Values.mode "statefulset" }}
 {{- printf "discover://%s" (include "histospec.shards" .) }}
 {{- else if int .Values.daemonset.hostPort }}
-{{- printf "$(HISTOSPEC_HOST_IP):%v" .Values.daemonset.hostPort }}
+{{- printf "$(HISTOSPEC_HOST_IP):%d" (int64 .Values.daemonset.hostPort) }}
 {{- else }}
 {{- printf "%s:6378" (include "histospec.service" .) }}
 {{- end }}

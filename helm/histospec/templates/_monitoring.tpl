@@ -21,7 +21,7 @@
 {{- $text = replace "\"NAMESPACE\"" (quote .Release.Namespace) $text }}
 {{- $text = replace "\"NAME\"" (include "histospec.fullname" . | quote) $text }}
 {{- $text = replace "\"NAME-backup" (printf "\"%s-backup" (include "histospec.fullname" .)) $text }}
-{{- $text = replace "BACKUP_HOURS" (toString .Values.backup.maxAgeHours) $text }}
+{{- $text = replace "BACKUP_HOURS" (int64 .Values.backup.maxAgeHours | toString) $text }}
 {{- $text = replace "\"PODS\"" (include "histospec.pods" . | quote) $text }}
 {{- replace "\"JOB\"" (include "histospec.job" . | quote) $text }}
 {{- end }}

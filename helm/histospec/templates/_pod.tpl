@@ -58,7 +58,7 @@ spec:
         - name: grpc
           containerPort: 6378
           {{- if and (eq .Values.mode "daemonset") (int .Values.daemonset.hostPort) }}
-          hostPort: {{ .Values.daemonset.hostPort }}
+          hostPort: {{ int64 .Values.daemonset.hostPort }}
           {{- end }}
         - name: http
           containerPort: 9464
@@ -87,7 +87,7 @@ spec:
         {{- toYaml .Values.readinessProbe | nindent 8 }}
       {{- $hooks := deepCopy .Values.lifecycle }}
       {{- if and (int .Values.preStopSeconds) (not $hooks.preStop) }}
-      {{- $_ := set $hooks "preStop" (dict "exec" (dict "command" (list "sleep" (toString .Values.preStopSeconds)))) }}
+      {{- $_ := set $hooks "preStop" (dict "exec" (dict "command" (list "sleep" (int64 .Values.preStopSeconds | toString)))) }}
       {{- end }}
       {{- with $hooks }}
       lifecycle: {{- toYaml . | nindent 8 }}
@@ -119,7 +119,7 @@ spec:
       image: {{ include "histospec.image" . | quote }}
       imagePullPolicy: {{ .Values.image.pullPolicy }}
       command: [python, -c, "import os, sys; os.chown(sys.argv[1], int(sys.argv[2]), -1); os.chmod(sys.argv[1], 0o700)"]
-      args: [/data, {{ .Values.podSecurityContext.runAsUser | default 65532 | toString | quote }}]
+      args: [/data, {{ dig "runAsUser" (dig "runAsUser" 65532 .Values.podSecurityContext) .Values.securityContext | int64 | quote }}]
       securityContext:
         runAsUser: 0
         runAsNonRoot: false
