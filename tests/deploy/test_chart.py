@@ -195,7 +195,7 @@ def test_a_folder_of_the_node_belongs_to_the_user_of_the_container_first() -> No
 
 
 LARGE = 1000680000
-"""Helm reads numbers of files as floating-point numbers, and prints this one as 1.00068e+09. OpenShift has such users."""
+"""Helm reads numbers of files as floating-point numbers, and prints this one as 1.00068e+09."""
 
 
 def numbers(value: Any) -> Iterator[Any]:

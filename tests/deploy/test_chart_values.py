@@ -2,13 +2,16 @@
 
 import json
 from pathlib import Path
+from typing import Any, get_args
 
 import pytest
 import yaml
+from pydantic import ValidationError
+from pydantic.fields import FieldInfo
 
 from histospec.server.settings.config import Config
 from histospec.server.settings.options import load
-from tests.support.charts import CHART, one, refusal, render
+from tests.support.charts import CHART, one, options, refusal, render, template
 from tests.support.programs import ROOT
 from tests.support.servers import Starter
 
@@ -36,6 +39,15 @@ SCALED = "store.kind=redis,store.url=redis://a,autoscaling.enabled=true"
         ("options.shard-name=a", "options: Additional property shard-name is not allowed"),
         ("options.drain-seconds=-2", "options.drain-seconds: Must be greater than or equal to 0"),
         ("options.threads=65", "options.threads: Must be less than or equal to 64"),
+        ("options.max-draft-tokens=2000", "options.max-draft-tokens: Must be less than or equal to 1024"),
+        ("options.max-batch=2147483648", "options.max-batch: Must be less than or equal to 2.147483647e+09"),
+        ("options.drain-seconds=100000", "options.drain-seconds: Must be less than or equal to 86400"),
+        ("options.max-message=2GiB", "options.max-message is 2GiB; must be from 1KiB to 1GiB"),
+        ("options.max-message=512B", "options.max-message is 512B; must be from 1KiB to 1GiB"),
+        ("options.memory=512KiB", "options.memory is 512KiB; must be from 1MiB to 128TiB"),
+        ("options.disk=512KiB", "options.disk is 512KiB; must be from 1MiB to 128TiB"),
+        ("options.max-backlog=1KiB", "options.max-backlog is 1KiB; must be from 1MiB to 128TiB"),
+        ("options.specrl-namespace= a", "options.specrl-namespace: Does not match pattern"),
         ("options.log-level=loud", "options.log-level must be one of"),
         ("store.kind=mysql", 'store.kind must be one of the following: "sqlite", "redis"'),
         ("store.url=http://redis", "store.url: Does not match"),
@@ -127,6 +139,54 @@ def test_the_schema_knows_every_value_and_every_option() -> None:
     assert schema["options"]["properties"].keys() == options - ITS_OWN
     everything = yaml.safe_load((VALUES / "everything.yaml").read_text())
     assert everything["options"].keys() == options - ITS_OWN, "tests/deploy/values/everything.yaml sets them all"
+
+
+def bounds(field: FieldInfo) -> dict[str, Any]:
+    """Returns the bounds of an option of the server, in the words of the schema."""
+    parts = [*field.metadata, *(part for annotated in get_args(field.annotation) for part in get_args(annotated))]
+    known = {"ge": "minimum", "le": "maximum", "max_length": "maxLength"}
+    return {word: getattr(part, name) for part in parts for name, word in known.items() if hasattr(part, name)}
+
+
+def test_numbers_have_the_bounds_that_the_server_gives_them() -> None:
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    compared = 0
+    for name, field in Config.model_fields.items():
+        if (given := schema["properties"]["options"]["properties"].get(name.replace("_", "-"))) is None:
+            continue
+        given = given | schema["definitions"].get(given.get("$ref", "").rpartition("/")[2], {})
+        assert {word: given[word] for word in ("minimum", "maximum", "maxLength") if word in given} == bounds(field), (
+            name
+        )
+        compared += bool(bounds(field))
+    assert compared >= 13
+
+
+def server_takes(option: str, value: str) -> bool:
+    try:
+        Config.model_validate({option.replace("-", "_"): value})
+    except ValidationError:
+        return False
+    return True
+
+
+SIZES = ("memory", "disk", "max-backlog", "max-message")
+
+
+@pytest.mark.parametrize(
+    "size", ["0", "1023B", "1KiB", "1048575B", "1MiB", "1GiB", "1073741825B", "128TiB", "140737488355329B"]
+)
+def test_sizes_have_the_bounds_that_the_server_gives_them(size: str) -> None:
+    words = ",".join(f"options.{name}={size}" for name in SIZES)
+    said = template("--set-string", words, "--set", "resources.limits.memory=null,persistence.size=1Pi").stderr
+    assert {name for name in SIZES if f"options.{name} is {size}; must be" in said} == {
+        name for name in SIZES if not server_takes(name, size)
+    }
+
+
+def test_no_limit_of_the_file_may_be_a_number() -> None:
+    assert options(render("--set", "options.disk=0"))["disk"] == "0"
+    assert "options.disk is 5; must be a size for the server" in refusal("--set", "options.disk=5")
 
 
 @pytest.mark.parametrize("path", sorted(VALUES.glob("*.yaml")), ids=lambda path: path.stem)

@@ -60,12 +60,18 @@ index, and an alert fires above 85 %. Takes root, limit in bytes. */}}
 {{- end }}
 {{- end }}
 
+{{- /* options.disk as text: 0, also as a number, is a value. */}}
+{{- define "histospec.givenDisk" -}}
+{{- dig "disk" "" .Values.options | toString }}
+{{- end }}
+
 {{- /* The limit of the SQLite file: as given, or 90 % of the volume, which leaves room for the write-ahead log. */}}
 {{- define "histospec.disk" -}}
 {{- if eq .Values.store.kind "sqlite" }}
 {{- $volume := include "histospec.volumeSize" . }}
-{{- if .Values.options.disk }}
-{{- .Values.options.disk }}
+{{- $given := include "histospec.givenDisk" . }}
+{{- if $given }}
+{{- $given }}
 {{- else if $volume }}
 {{- mulf (include "histospec.bytes" $volume | float64) 0.9 | include "histospec.size" }}
 {{- end }}

@@ -1,10 +1,17 @@
 {{- /* Values that are no size at all. The schema would answer with a regular expression. */}}
 {{- define "histospec.checkQuantities" -}}
 {{- $v := .Values }}
-{{- range $option, $value := pick $v.options "memory" "disk" "max-backlog" "max-message" }}
+{{- range $option, $bounds := dict "memory" (list "1MiB" "128TiB") "disk" (list "1MiB" "128TiB") "max-backlog" (list "1MiB" "128TiB")
+  "max-message" (list "1KiB" "1GiB") }}
+{{- $value := dig $option "" $v.options | toString }}
 {{- $none := and (eq $option "disk") (eq $value "0") }}
 {{- if not (or $none (regexMatch "^([0-9]+([.][0-9]+)? ?([KMGT]i?)?B)?$" $value)) }}
 {{- printf "options.%s is %s; must be a size for the server, such as 8GiB or 500MB" $option $value | include "histospec.problem" }}
+{{- else if and $value (not $none) }}
+{{- $bytes := include "histospec.bytes" $value | float64 }}
+{{- if or (lt $bytes (first $bounds | include "histospec.bytes" | float64)) (gt $bytes (last $bounds | include "histospec.bytes" | float64)) }}
+{{- printf "options.%s is %s; must be from %s to %s" $option $value (first $bounds) (last $bounds) | include "histospec.problem" }}
+{{- end }}
 {{- end }}
 {{- end }}
 {{- $quantities := dict "persistence.size" $v.persistence.size "emptyDir.dataSize" $v.emptyDir.dataSize "emptyDir.tmpSize" $v.emptyDir.tmpSize }}
@@ -39,13 +46,14 @@
 {{- printf "%s: the process needs %s besides its index, or the kernel may kill it. Give the index at most %s, leave options.memory empty, raise the limit, or set sizing.allowTight to true" $said $least (include "histospec.size" $most) | include "histospec.problem" }}
 {{- end }}
 {{- end }}
-{{- if and (ne $v.store.kind "sqlite") $v.options.disk }}
+{{- $disk := include "histospec.givenDisk" . }}
+{{- if and (ne $v.store.kind "sqlite") $disk }}
 {{- include "histospec.problem" "options.disk limits the file of store.kind sqlite; for Redis, set its maxmemory" }}
 {{- end }}
 {{- $volume := include "histospec.volumeSize" . }}
-{{- if and $volume $v.options.disk }}
-{{- if gt (include "histospec.bytes" $v.options.disk | float64) (include "histospec.bytes" $volume | float64) }}
-{{- printf "options.disk is %s, but the volume has only %s (%s): leave options.disk empty for 90 %% of the volume, or enlarge it" $v.options.disk $volume (include "histospec.claims" . | empty | ternary "emptyDir.dataSize" "persistence.size") | include "histospec.problem" }}
+{{- if and $volume $disk }}
+{{- if gt (include "histospec.bytes" $disk | float64) (include "histospec.bytes" $volume | float64) }}
+{{- printf "options.disk is %s, but the volume has only %s (%s): leave options.disk empty for 90 %% of the volume, or enlarge it" $disk $volume (include "histospec.claims" . | empty | ternary "emptyDir.dataSize" "persistence.size") | include "histospec.problem" }}
 {{- end }}
 {{- end }}
 {{- end }}
