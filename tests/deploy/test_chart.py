@@ -12,7 +12,19 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.support.charts import CHART, MODELS, container, helm, one, operator_takes, pod_of, refusal, render, shard
+from tests.support.charts import (
+    CHART,
+    MODELS,
+    container,
+    helm,
+    objects_in,
+    one,
+    operator_takes,
+    pod_of,
+    refusal,
+    render,
+    shard,
+)
 
 VALUES = sorted((Path(__file__).parent / "values").glob("*.yaml"))
 EVERYTHING = Path(__file__).parent / "values" / "everything.yaml"
@@ -238,6 +250,83 @@ def test_large_whole_numbers_stay_whole_numbers(tmp_path: Path, mode: str) -> No
     assert f"max-batch = {LARGE}" in one(manifests, "ConfigMap")["data"]["histospec.toml"]
     (team,) = [m for m in manifests if m["metadata"]["name"] == "run-histospec-token-a"]
     assert team["metadata"]["annotations"]["histospec/rotation"] == str(LARGE)
+
+
+@pytest.mark.parametrize(
+    ("release", "words", "from_"),
+    [
+        ("4sight", "replicas=1", "the release's name, with nameOverride,"),
+        ("2026", "replicas=1", "the release's name, with nameOverride,"),
+        ("my.run", "replicas=1", "the release's name, with nameOverride,"),
+        ("run", "nameOverride=a.b", "the release's name, with nameOverride,"),
+        ("run", "fullnameOverride=4sight", "fullnameOverride"),
+        ("run", "fullnameOverride=my.run", "fullnameOverride"),
+    ],
+)
+def test_a_name_that_a_service_cannot_have_is_refused(release: str, words: str, from_: str) -> None:
+    flags = ("--kube-version", "1.30.0", "--set")
+    done = helm("template", release, CHART, *flags, words)
+    assert f"- {from_} gives the objects the name " in done.stderr
+    assert "set fullnameOverride to such a name" in done.stderr
+    assert helm("template", release, CHART, *flags, "fullnameOverride=drafts").returncode == 0
+
+
+@pytest.mark.parametrize("cut", ["-", ".", "-.-"])
+def test_a_long_name_does_not_end_in_a_hyphen_or_a_dot(cut: str) -> None:
+    labels = one(render("--set", f"nameOverride=a{'b' * (39 - len(cut))}{cut}c,fullnameOverride=run"), "StatefulSet")
+    assert labels["metadata"]["labels"]["app.kubernetes.io/name"] == "a" + "b" * (39 - len(cut))
+
+
+NAMES = [
+    "tokens.existingSecret",
+    "tokens.key",
+    "tls.existingSecret",
+    "tls.clientCA.existingSecret",
+    "tls.clientCA.key",
+    "backup.tokenSecret",
+    "backup.tokenKey",
+    "backup.tlsSecret",
+    "backup.destination.persistentVolumeClaim",
+    "backup.serviceAccount.name",
+    "serviceAccount.name",
+    "runtimeClassName",
+    "priorityClassName",
+    "schedulerName",
+    "nameOverride",
+    "persistence.storageClass",
+    "test.existingSecret",
+    "service.loadBalancerClass",
+]
+
+
+def named(name: str, fullname: str) -> list[Any]:
+    """Renders a release with this name in every place that takes one. Returns its objects without their annotations."""
+    on = (
+        "backup.enabled=true,backup.serviceAccount.create=false,serviceAccount.create=false,test.args={a},"
+        "service.type=LoadBalancer"
+    )
+    words = ",".join(f"{key}={name}" for key in NAMES)
+    flags = ("--kube-version", "1.30.0", "--set", on, "--set-string", f"fullnameOverride={fullname},{words}")
+    done = helm("template", name, CHART, *flags)
+    assert done.returncode == 0, done.stderr
+    found = re.sub("checksum/config: .*", "checksum/config: c", done.stdout)
+    return objects_in(found)
+
+
+def replaced(value: Any, old: str, new: str) -> Any:
+    if isinstance(value, dict):
+        return {key.replace(old, new): replaced(part, old, new) for key, part in value.items()}
+    if isinstance(value, list):
+        return [replaced(part, old, new) for part in value]
+    return value.replace(old, new) if isinstance(value, str) else value
+
+
+@pytest.mark.parametrize(
+    ("name", "fullname"), [("null", "null"), ("yes", "yes"), ("2026", "drafts"), ("12e4567", "drafts")]
+)
+def test_a_name_that_yaml_takes_for_something_else_stays_a_name(name: str, fullname: str) -> None:
+    plain = named("quite-plain", "other-plain")
+    assert named(name, fullname) == replaced(replaced(plain, "quite-plain", name), "other-plain", fullname)
 
 
 def test_settings_of_the_cluster_reach_the_pods() -> None:

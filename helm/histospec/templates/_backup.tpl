@@ -11,7 +11,7 @@
 
 {{- define "histospec.backup.selector" -}}
 app.kubernetes.io/name: {{ include "histospec.name" . }}-backup
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end }}
 
 {{- /* The metadata of an object for backups. Takes root and name. */}}
@@ -69,7 +69,7 @@ template:
     automountServiceAccountToken: false
     enableServiceLinks: false
     {{- with include "histospec.serviceAccount" (dict "account" $v.backup.serviceAccount "name" (printf "%s-backup" (include "histospec.fullname" $root))) }}
-    serviceAccountName: {{ . }}
+    serviceAccountName: {{ . | quote }}
     {{- end }}
     {{- with $v.imagePullSecrets }}
     imagePullSecrets: {{- toYaml . | nindent 6 }}
@@ -83,7 +83,7 @@ template:
         {{- with $v.backup.destination.existingSecret }}
         envFrom:
           - secretRef:
-              name: {{ . }}
+              name: {{ . | quote }}
         {{- end }}
         {{- with $v.backup.extraEnv }}
         env: {{- toYaml . | nindent 10 }}
@@ -114,19 +114,19 @@ template:
       {{- with $v.backup.destination.persistentVolumeClaim }}
       - name: backups
         persistentVolumeClaim:
-          claimName: {{ . }}
+          claimName: {{ . | quote }}
       {{- end }}
       {{- with include "histospec.backup.tokenSecret" $root }}
       - name: token
         secret:
-          secretName: {{ . }}
+          secretName: {{ . | quote }}
           defaultMode: 0440
-          items: [{key: {{ $v.backup.tokenKey }}, path: {{ $v.backup.tokenKey }}}]
+          items: [{key: {{ $v.backup.tokenKey | quote }}, path: {{ $v.backup.tokenKey | quote }}}]
       {{- end }}
       {{- with include "histospec.tlsSecret" $root }}
       - name: tls
         secret:
-          secretName: {{ $v.backup.tlsSecret | default . }}
+          secretName: {{ $v.backup.tlsSecret | default . | quote }}
           defaultMode: 0440
           items:
             - {key: ca.crt, path: ca.crt}

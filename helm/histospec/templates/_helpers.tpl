@@ -1,22 +1,22 @@
 {{- define "histospec.name" -}}
-{{- .Values.nameOverride | default .Chart.Name | trunc 40 | trimSuffix "-" }}
+{{- .Values.nameOverride | default .Chart.Name | trunc 40 | trimAll "-." }}
 {{- end }}
 
 {{- /* At most 40 characters, because the name of a pod is also a label and Kubernetes appends to it. */}}
 {{- define "histospec.fullname" -}}
 {{- $name := include "histospec.name" . }}
 {{- if .Values.fullnameOverride }}
-{{- .Values.fullnameOverride | trunc 40 | trimSuffix "-" }}
+{{- .Values.fullnameOverride | trunc 40 | trimAll "-." }}
 {{- else if contains $name .Release.Name }}
-{{- .Release.Name | trunc 40 | trimSuffix "-" }}
+{{- .Release.Name | trunc 40 | trimAll "-." }}
 {{- else }}
-{{- printf "%s-%s" .Release.Name $name | trunc 40 | trimSuffix "-" }}
+{{- printf "%s-%s" .Release.Name $name | trunc 40 | trimAll "-." }}
 {{- end }}
 {{- end }}
 
 {{- define "histospec.selector" -}}
-app.kubernetes.io/name: {{ include "histospec.name" . }}
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/name: {{ include "histospec.name" . | quote }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end }}
 
 {{- /* Labels: an object's own, then the chart's, then commonLabels. Takes root, and perhaps labels and a selector other than
@@ -32,7 +32,7 @@ that of the shards. */}}
 
 {{- /* The metadata of an object. Takes what histospec.labels takes, name, and perhaps annotations. */}}
 {{- define "histospec.metadata" -}}
-name: {{ .name }}
+name: {{ .name | quote }}
 labels: {{- include "histospec.labels" . | nindent 2 }}
 {{- with merge dict (.annotations | default dict) (.root.Values.commonAnnotations | default dict) }}
 annotations: {{- toYaml . | nindent 2 }}
@@ -87,7 +87,7 @@ annotations: {{- toYaml . | nindent 2 }}
 
 {{- /* Labels of this chart's pods that call the shards. The NetworkPolicy admits them; no Service selects them. */}}
 {{- define "histospec.callerLabels" -}}
-app.kubernetes.io/part-of: {{ include "histospec.fullname" . }}
+app.kubernetes.io/part-of: {{ include "histospec.fullname" . | quote }}
 {{- end }}
 
 {{- /* The peers that the NetworkPolicy admits, in words. */}}

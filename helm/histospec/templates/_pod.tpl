@@ -10,19 +10,19 @@ spec:
   automountServiceAccountToken: false
   enableServiceLinks: false  # otherwise Kubernetes would add HISTOSPEC_… variables of its own
   {{- with include "histospec.serviceAccount" (dict "account" .Values.serviceAccount "name" (include "histospec.fullname" .)) }}
-  serviceAccountName: {{ . }}
+  serviceAccountName: {{ . | quote }}
   {{- end }}
   {{- with .Values.imagePullSecrets }}
   imagePullSecrets: {{- toYaml . | nindent 4 }}
   {{- end }}
   {{- with .Values.priorityClassName }}
-  priorityClassName: {{ . }}
+  priorityClassName: {{ . | quote }}
   {{- end }}
   {{- with .Values.runtimeClassName }}
-  runtimeClassName: {{ . }}
+  runtimeClassName: {{ . | quote }}
   {{- end }}
   {{- with .Values.schedulerName }}
-  schedulerName: {{ . }}
+  schedulerName: {{ . | quote }}
   {{- end }}
   {{- with .Values.hostAliases }}
   hostAliases: {{- toYaml . | nindent 4 }}
@@ -135,7 +135,7 @@ spec:
   volumes:
     - name: config
       configMap:
-        name: {{ include "histospec.fullname" . }}
+        name: {{ include "histospec.fullname" . | quote }}
     - name: tmp
       emptyDir:
         sizeLimit: {{ toString .Values.emptyDir.tmpSize | quote }}
@@ -143,7 +143,7 @@ spec:
     - name: data
       {{- if include "histospec.hostPath" . }}
       hostPath:
-        path: {{ include "histospec.hostPath" . }}
+        path: {{ include "histospec.hostPath" . | quote }}
         type: DirectoryOrCreate
       {{- else }}
       emptyDir:
@@ -179,9 +179,9 @@ spec:
 {{- with include "histospec.tokensSecret" . -}}
 - name: tokens
   secret:
-    secretName: {{ . }}
+    secretName: {{ . | quote }}
     defaultMode: 0440
-    items: [{key: {{ include "histospec.makesTokens" $ | empty | ternary $.Values.tokens.key "tokens.toml" }}, path: tokens.toml}]
+    items: [{key: {{ include "histospec.makesTokens" $ | empty | ternary $.Values.tokens.key "tokens.toml" | quote }}, path: tokens.toml}]
 {{- end }}
 {{- end }}
 
@@ -189,9 +189,9 @@ spec:
 {{- with .Values.store.existingSecret -}}
 - name: store
   secret:
-    secretName: {{ . }}
+    secretName: {{ . | quote }}
     defaultMode: 0440
-    items: [{key: {{ $.Values.store.existingSecretKey }}, path: url}]
+    items: [{key: {{ $.Values.store.existingSecretKey | quote }}, path: url}]
 {{- end }}
 {{- end }}
 
@@ -199,7 +199,7 @@ spec:
 {{- with include "histospec.tlsSecret" . -}}
 - name: tls
   secret:
-    secretName: {{ . }}
+    secretName: {{ . | quote }}
     defaultMode: 0440
     items: [{key: tls.crt, path: tls.crt}, {key: tls.key, path: tls.key}]
 {{- end }}
@@ -209,9 +209,9 @@ spec:
 {{- with .Values.tls.clientCA.existingSecret -}}
 - name: client-ca
   secret:
-    secretName: {{ . }}
+    secretName: {{ . | quote }}
     defaultMode: 0440
-    items: [{key: {{ $.Values.tls.clientCA.key }}, path: ca.crt}]
+    items: [{key: {{ $.Values.tls.clientCA.key | quote }}, path: ca.crt}]
 {{- end }}
 {{- end }}
 

@@ -5,7 +5,7 @@
 {{- $problems = include "histospec.checkQuantities" . }}
 {{- end }}
 {{- if not $problems }}
-{{- range list "Access" "Store" "Environment" "Sizes" "Ending" "Scaling" "Monitoring" "Backup" "Existing" }}
+{{- range list "Name" "Access" "Store" "Environment" "Sizes" "Ending" "Scaling" "Monitoring" "Backup" "Existing" }}
 {{- $problems = print $problems (include (printf "histospec.check%s" .) $) }}
 {{- end }}
 {{- end }}
@@ -35,6 +35,15 @@ lacks newer values. */}}
 {{- end }}
 {{- if $missing }}
 {{- printf "%s: nothing is given. Either a section of your values is empty, which removes its defaults: leave it out. Or these are the defaults of an older chart, which --reuse-values keeps: pass your own values with --values FILE, or use --reset-then-reuse-values. Read the upgrade notes in docs/kubernetes.md first" (join ", " $missing) | include "histospec.problem" }}
+{{- end }}
+{{- end }}
+
+{{- /* A Service's name is the strictest. */}}
+{{- define "histospec.checkName" -}}
+{{- $name := include "histospec.fullname" . }}
+{{- if not (regexMatch "^[a-z]([-a-z0-9]*[a-z0-9])?$" $name) }}
+{{- $from := .Values.fullnameOverride | empty | ternary "the release's name, with nameOverride," "fullnameOverride" }}
+{{- printf "%s gives the objects the name %s; it must begin with a small letter, and have only small letters, digits and hyphens: set fullnameOverride to such a name" $from $name | include "histospec.problem" }}
 {{- end }}
 {{- end }}
 
