@@ -94,6 +94,8 @@ def test_every_pod_is_hardened(values: Path) -> None:
         ((), 35),
         (("--values", EVERYTHING), 51),
         (("--set", "terminationGracePeriodSeconds=25"), 25),
+        (("--set", "options.drain-seconds=0"), 15),
+        (("--set", "options.drain-seconds=null"), 35),
         (("--set", "terminationGracePeriodSeconds=600,options.drain-seconds=300"), 600),
     ],
 )
@@ -101,7 +103,10 @@ def test_the_grace_period_is_longer_than_the_drain(words: tuple[object, ...], se
     assert shard(render(*words))["terminationGracePeriodSeconds"] == seconds
 
 
-@pytest.mark.parametrize(("words", "least"), [("", 25), ("preStopSeconds=0,", 20), ("options.drain-seconds=100,", 105)])
+@pytest.mark.parametrize(
+    ("words", "least"),
+    [("", 25), ("preStopSeconds=0,", 20), ("options.drain-seconds=100,", 105), ("options.drain-seconds=0,", 5)],
+)
 def test_a_grace_period_shorter_than_the_drain_is_refused(words: str, least: int) -> None:
     said = refusal("--set", f"{words}terminationGracePeriodSeconds={least - 1}")
     assert f"terminationGracePeriodSeconds is {least - 1}; must be at least {least} (preStopSeconds and options" in said

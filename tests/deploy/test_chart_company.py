@@ -89,6 +89,34 @@ def test_a_service_account_is_made_or_named(words: str, made: list[str], used: s
     assert shard(manifests).get("serviceAccountName") == used
 
 
+def test_an_account_that_shards_and_backups_share_is_there_once() -> None:
+    backup = "backup.enabled=true,backup.destination.persistentVolumeClaim=a"
+    words = f"{backup},serviceAccount.name=acc,backup.serviceAccount.name=acc"
+    annotations = "serviceAccount.annotations.a=1,backup.serviceAccount.annotations.b=2"
+    account = one(render("--set", words, "--set-string", annotations), "ServiceAccount")
+    assert account["metadata"]["name"] == "acc"
+    assert account["metadata"]["annotations"] == {"a": "1", "b": "2"}
+
+
+LABELS = ("name", "instance", "component")
+
+
+def test_labels_of_pods_leave_them_to_their_selector() -> None:
+    """Kubernetes refuses a StatefulSet whose selector does not match its own pods."""
+    given = ",".join(
+        f"{owner}podLabels.app\\.kubernetes\\.io/{key}=x" for owner in ("", "backup.") for key in (*LABELS, "part-of")
+    )
+    manifests = render("--set", "backup.enabled=true,backup.destination.persistentVolumeClaim=a", "--set", given)
+    for kind, name, expected in (
+        ("StatefulSet", "run-histospec", ("histospec", "run", "shard")),
+        ("CronJob", "run-histospec-backup", ("histospec-backup", "run", "backup")),
+    ):
+        spec = named(manifests, kind, name)["spec"]
+        labels = spec.get("jobTemplate", {}).get("spec", spec)["template"]["metadata"]["labels"]
+        assert tuple(labels[f"app.kubernetes.io/{key}"] for key in LABELS) == expected
+        assert labels["app.kubernetes.io/part-of"] == "x"
+
+
 def test_shards_spread_over_zones_and_nodes() -> None:
     zone, node = shard(render("--values", COMPANY))["topologySpreadConstraints"]
     assert (zone["topologyKey"], node["topologyKey"]) == ("topology.kubernetes.io/zone", "kubernetes.io/hostname")

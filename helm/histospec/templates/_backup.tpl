@@ -59,8 +59,8 @@ backoffLimit: 2
 activeDeadlineSeconds: {{ int64 $v.backup.deadlineSeconds }}
 template:
   metadata:
-    labels: {{- include "histospec.labels" (dict "root" $root "selector" (include "histospec.backup.selector" $root)
-      "labels" (merge (dict "app.kubernetes.io/component" "backup") ($v.backup.podLabels | default dict))) | nindent 6 }}
+    labels: {{- include "histospec.podLabels" (dict "root" $root "component" "backup" "given" $v.backup.podLabels
+      "selector" (include "histospec.backup.selector" $root)) | nindent 6 }}
     {{- with $v.backup.podAnnotations }}
     annotations: {{- toYaml . | nindent 6 }}
     {{- end }}

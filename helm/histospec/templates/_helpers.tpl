@@ -30,6 +30,14 @@ that of the shards. */}}
 {{- merge dict (.labels | default dict) $selector $standard $common | toYaml }}
 {{- end }}
 
+{{- /* Labels of pods: what histospec.labels says, without given labels that would take a pod from its selector. Takes root,
+component, given, and perhaps a selector. */}}
+{{- define "histospec.podLabels" -}}
+{{- $given := omit (.given | default dict) "app.kubernetes.io/name" "app.kubernetes.io/instance" }}
+{{- $labels := merge (dict "app.kubernetes.io/component" .component) $given }}
+{{- include "histospec.labels" (dict "root" .root "selector" .selector "labels" $labels) }}
+{{- end }}
+
 {{- /* The metadata of an object. Takes what histospec.labels takes, name, and perhaps annotations. */}}
 {{- define "histospec.metadata" -}}
 name: {{ .name | quote }}
@@ -150,5 +158,5 @@ account that the chart makes. */}}
 
 {{- /* Seconds that a shard needs to end: the wait before SIGTERM, and the drain. */}}
 {{- define "histospec.endSeconds" -}}
-{{- add .Values.preStopSeconds (index .Values.options "drain-seconds" | default 20 | float64 | ceil | int) }}
+{{- add .Values.preStopSeconds (dig "drain-seconds" 20 .Values.options | float64 | ceil | int) }}
 {{- end }}

@@ -1,7 +1,7 @@
 {{- /* The pod of a shard, the same under a StatefulSet and a DaemonSet. */}}
 {{- define "histospec.pod" -}}
 metadata:
-  labels: {{- include "histospec.labels" (dict "root" . "labels" (merge (dict "app.kubernetes.io/component" "shard") (.Values.podLabels | default dict))) | nindent 4 }}
+  labels: {{- include "histospec.podLabels" (dict "root" . "component" "shard" "given" .Values.podLabels) | nindent 4 }}
   annotations:
     # A change of the options restarts the shards.
     checksum/config: {{ include "histospec.toml" . | sha256sum }}
