@@ -209,6 +209,9 @@ def test_a_folder_of_the_node_belongs_to_the_user_of_the_container_first() -> No
     words = "mode=daemonset,daemonset.hostPath=/data,podSecurityContext.runAsUser=1234,securityContext.runAsUser=1001"
     (first,) = shard(render("--set", words))["initContainers"]
     assert first["args"] == ["/data", "1001"]
+    words = "mode=daemonset,daemonset.hostPath=/data,podSecurityContext=null,securityContext=null"
+    (first,) = shard(render("--set", words))["initContainers"]
+    assert first["args"] == ["/data", "65532"], "the user of the image"
 
 
 LARGE = 1000680000

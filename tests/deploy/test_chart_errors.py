@@ -1,12 +1,13 @@
 """What a person sees of wrong values: one line for each, not a chain of templates."""
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import yaml
 
-from tests.support.charts import CHART, refusal, template
+from tests.support.charts import CHART, refusal, render, template
 from tests.support.releases import HELMS, helm_program
 
 
@@ -76,3 +77,37 @@ def test_an_empty_section_is_named_or_means_nothing(section: str) -> None:
         if done.returncode:
             (line,) = lines(done.stderr)
             assert section in line, done.stderr
+
+
+def leaves(values: dict[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in values.items():
+        if isinstance(value, dict) and value:
+            yield from leaves(value, f"{before}{key}.")
+        else:
+            yield before + key, value
+
+
+LEAVES = dict(leaves(yaml.safe_load((CHART / "values.yaml").read_text())))
+ELSEWHERE = re.compile(
+    r"^options\.|resources\.|ecurityContext\.|Probe\.|labels\.|^topologySpread|^updateStrategy\.type$"
+)
+"""The server and Kubernetes have defaults for these; null among the labels and constraints is none of them; the schema
+refuses null for a strategy."""
+
+
+def test_null_is_the_default_or_is_refused_by_name() -> None:
+    null = [leaf for leaf in LEAVES if not ELSEWHERE.search(leaf)]
+    words = ",".join(f"{leaf}=null" for leaf in null)
+    refused = lines(refusal("--set", words))[0].removeprefix("- ").partition(": nothing is given")[0].split(", ")
+    for leaf in null:
+        if LEAVES[leaf]:
+            assert leaf in refused, f"{leaf} has the default {LEAVES[leaf]!r}"
+    harmless = ",".join(f"{leaf}=null" for leaf in null if leaf not in refused)
+    for mode in (
+        "security.insecure=true",
+        "tokens.existingSecret=a,tls.existingSecret=a,service.type=NodePort,test.args={a},backup.tokenSecret=a",
+        "mode=daemonset,store.kind=redis,store.url=redis://a,security.insecure=true",
+        "store.kind=redis,store.url=redis://a,autoscaling.enabled=true,tokens.existingSecret=a,backup.tokenSecret=a",
+    ):
+        on = f"{EVERYTHING_ON},{mode}"
+        assert render("--set", f"{harmless},{on}") == render("--set", on), mode

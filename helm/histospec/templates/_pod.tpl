@@ -119,7 +119,7 @@ spec:
       image: {{ include "histospec.image" . | quote }}
       imagePullPolicy: {{ .Values.image.pullPolicy }}
       command: [python, -c, "import os, sys; os.chown(sys.argv[1], int(sys.argv[2]), -1); os.chmod(sys.argv[1], 0o700)"]
-      args: [/data, {{ dig "runAsUser" (dig "runAsUser" 65532 .Values.podSecurityContext) .Values.securityContext | int64 | quote }}]
+      args: [/data, {{ dig "runAsUser" (dig "runAsUser" 65532 (.Values.podSecurityContext | default dict)) (.Values.securityContext | default dict) | int64 | quote }}]
       securityContext:
         runAsUser: 0
         runAsNonRoot: false

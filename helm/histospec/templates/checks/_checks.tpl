@@ -16,25 +16,38 @@
 - {{ . }}
 {{- end }}
 
-{{- /* An empty section removes its defaults. `helm upgrade --reuse-values` takes all defaults from the previous chart, which
+{{- /* An empty section removes its defaults, and null the default of a value. `helm upgrade --reuse-values` takes all defaults from the previous chart, which
 lacks newer values. */}}
 {{- define "histospec.checkPresent" -}}
 {{- $missing := list }}
-{{- range $path := list "scaleDown" "image" "options" "sizing" "resources" "store" "persistence" "persistence.retentionPolicy"
+{{- $sections := list "scaleDown" "image" "options" "sizing" "resources" "store" "persistence" "persistence.retentionPolicy"
   "emptyDir" "daemonset" "tokens" "tokens.create" "tokens.callers" "security" "tls" "tls.certManager" "tls.certManager.issuerRef"
   "tls.clientCA" "networkPolicy" "service" "updateStrategy" "lifecycle" "startupProbe" "livenessProbe" "readinessProbe"
   "podDisruptionBudget" "autoscaling" "serviceMonitor" "prometheusRule" "dashboard" "backup" "backup.destination"
   "backup.resources" "backup.serviceAccount" "serviceAccount" "test" }}
-{{- $section := $.Values }}
+{{- /* Without one of these values, a template fails, or renders what the default does not. */}}
+{{- $values := list "mode" "replicas" "image.repository" "image.pullPolicy" "store.kind" "store.url" "store.existingSecret"
+  "store.existingSecretKey" "persistence.enabled" "persistence.size" "persistence.storageClass" "persistence.accessModes"
+  "persistence.retentionPolicy.whenScaled" "persistence.retentionPolicy.whenDeleted" "emptyDir.dataSize" "emptyDir.tmpSize"
+  "daemonset.hostPath" "tokens.existingSecret" "tokens.key" "tls.existingSecret" "tls.certManager.issuerRef.kind"
+  "tls.certManager.issuerRef.group" "tls.clientCA.key" "networkPolicy.enabled" "networkPolicy.sameNamespace" "networkPolicy.from"
+  "networkPolicy.httpFrom" "service.type" "revisionHistoryLimit" "preStopSeconds" "podDisruptionBudget.enabled"
+  "podDisruptionBudget.maxUnavailable" "autoscaling.minReplicas" "autoscaling.maxReplicas" "autoscaling.metric"
+  "autoscaling.target" "serviceMonitor.interval" "prometheusRule.kubernetes" "prometheusRule.runbookBase"
+  "prometheusRule.disabled" "backup.schedule" "backup.maxAgeHours" "backup.keep" "backup.namespaces" "backup.tokenKey"
+  "backup.deadlineSeconds" "backup.serviceAccount.create" "serviceAccount.create" "test.enabled" }}
+{{- range $path := concat $sections $values }}
+{{- $value := $.Values }}
 {{- range splitList "." $path }}
-{{- $section = hasKey ($section | default dict) . | ternary (get ($section | default dict) .) nil }}
+{{- $value = hasKey ($value | default dict) . | ternary (get ($value | default dict) .) nil }}
 {{- end }}
-{{- if kindIs "invalid" $section }}
+{{- $said := and (has $path $values) (has (regexReplaceAll "[.][^.]*$" $path "") $missing) }}
+{{- if and (kindIs "invalid" $value) (not $said) }}
 {{- $missing = append $missing $path }}
 {{- end }}
 {{- end }}
 {{- if $missing }}
-{{- printf "%s: nothing is given. Either a section of your values is empty, which removes its defaults: leave it out. Or these are the defaults of an older chart, which --reuse-values keeps: pass your own values with --values FILE, or use --reset-then-reuse-values. Read the upgrade notes in docs/kubernetes.md first" (join ", " $missing) | include "histospec.problem" }}
+{{- printf "%s: nothing is given. Either a section of your values is empty or a value is null, which removes the defaults: leave it out. Or these are the defaults of an older chart, which --reuse-values keeps: pass your own values with --values FILE, or use --reset-then-reuse-values. Read the upgrade notes in docs/kubernetes.md first" (join ", " $missing) | include "histospec.problem" }}
 {{- end }}
 {{- end }}
 
