@@ -10,6 +10,7 @@ import pytest
 import yaml
 from pydantic import ByteSize, TypeAdapter
 
+from histospec.server.rpc.governor import COPIES
 from histospec.server.settings.budget import check_budget
 from tests.support.charts import CHART, container, one, options, refusal, render, shard
 
@@ -65,6 +66,14 @@ def test_the_index_leaves_a_fifth_or_two_gib_of_the_limit(limit: str, index: int
 
 def test_a_large_backlog_is_left_room_for() -> None:
     assert memory("10Gi", "--set", "options.max-backlog=1280MiB") == 7 * GIB
+
+
+def test_large_messages_are_left_room_for() -> None:
+    """The server lets messages that arrive take three times the largest one."""
+    assert memory("10Gi", "--set", "options.max-message=63MiB") == 8 * GIB
+    assert memory("10Gi", "--set", f"options.max-message={64 + 512}MiB") == 8 * GIB - COPIES * GIB // 2
+    words = ("--set", "options.max-message=320MiB,resources.limits.memory=10Gi")
+    assert f"Give the index at most {8459 - COPIES * 256}MiB" in refusal(*words, "--set", "options.memory=8GiB")
 
 
 def test_an_index_larger_than_its_container_is_refused_with_both_numbers() -> None:

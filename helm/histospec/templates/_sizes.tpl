@@ -15,17 +15,19 @@
 {{- if or (mod $mib 1024) (not $mib) }}{{ $mib }}MiB{{ else }}{{ div $mib 1024 }}GiB{{ end }}
 {{- end }}
 
-{{- /* The bytes of options.max-backlog beyond its default. */}}
-{{- define "histospec.backlog" -}}
+{{- /* The bytes beside the index that options add to those of their defaults: what waits for the store, and three times the
+largest message, which arrives, lies in one piece and is decoded. */}}
+{{- define "histospec.added" -}}
 {{- $backlog := index .Values.options "max-backlog" | default "256MiB" | include "histospec.bytes" | float64 }}
-{{- subf $backlog 268435456.0 | maxf 0.0 }}
+{{- $message := index .Values.options "max-message" | default "64MiB" | include "histospec.bytes" | float64 }}
+{{- addf (subf $backlog 268435456.0 | maxf 0.0) (subf $message 67108864.0 | maxf 0.0 | mulf 3.0) | printf "%.0f" }}
 {{- end }}
 
 {{- /* The bytes of the default index for a memory limit. Takes root, limit in bytes. */}}
 {{- define "histospec.sizedIndex" -}}
 {{- $limit := float64 .limit }}
 {{- $most := minf (mulf $limit 0.8) (subf $limit 2147483648.0) }}
-{{- subf (maxf $most (divf $limit 4.0)) (include "histospec.backlog" .root | float64) | maxf 0.0 | printf "%.0f" }}
+{{- subf (maxf $most (divf $limit 4.0)) (include "histospec.added" .root | float64) | maxf 0.0 | printf "%.0f" }}
 {{- end }}
 
 {{- /* The bytes of the largest index for a memory limit: server/settings/budget.py says what the process needs besides the
@@ -34,7 +36,7 @@ index, and an alert fires above 85 %. Takes root, limit in bytes. */}}
 {{- $limit := float64 .limit }}
 {{- $fits := divf (subf $limit 536870912.0) 1.15 }}
 {{- $most := minf (mulf $limit 0.85) (maxf $fits (divf $limit 4.0)) }}
-{{- subf $most (include "histospec.backlog" .root | float64) | maxf 0.0 | printf "%.0f" }}
+{{- subf $most (include "histospec.added" .root | float64) | maxf 0.0 | printf "%.0f" }}
 {{- end }}
 
 {{- define "histospec.memoryLimit" -}}

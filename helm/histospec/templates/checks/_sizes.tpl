@@ -39,7 +39,7 @@
 {{- $most := include "histospec.largestIndex" (dict "root" . "limit" $limit) | float64 }}
 {{- $least := include "histospec.size" (subf $limit $most) }}
 {{- if lt $most 1048576.0 }}
-{{- printf "resources.limits.memory is %v, and the process needs that much besides its index: raise the limit, or lower options.max-backlog" $v.resources.limits.memory | include "histospec.problem" }}
+{{- printf "resources.limits.memory is %v, and the process needs that much besides its index: raise the limit, or lower options.max-backlog or options.max-message" $v.resources.limits.memory | include "histospec.problem" }}
 {{- else if ge $memory $limit }}
 {{- printf "%s: the index alone would fill the container. Give it at most %s, leave options.memory empty, or raise the limit" $said (include "histospec.size" $most) | include "histospec.problem" }}
 {{- else if and (gt $memory $most) (not $v.sizing.allowTight) }}
