@@ -150,6 +150,16 @@ def test_every_selector_names_its_release(releases: Path, name: str) -> None:
             assert rule["labels"]["namespace"] == namespace
 
 
+def test_no_shard_is_missed_where_none_should_run() -> None:
+    """With kube-state-metrics, a rule of the cluster sees how many should run."""
+    alone = "prometheusRule.kubernetes=false"
+    assert "HistoSpecAbsent" not in rules("--set", f"{alone},replicas=0")
+    assert "HistoSpecAbsent" in rules("--set", alone)
+    assert "HistoSpecAbsent" in rules("--set", "replicas=0")
+    scaled = "store.kind=redis,store.url=redis://a,autoscaling.enabled=true"
+    assert "HistoSpecAbsent" in rules("--set", f"{alone},replicas=0,{scaled}")
+
+
 def test_rules_of_the_cluster_take_the_place_of_those_of_their_name() -> None:
     both, alone = rules(), rules("--set", "prometheusRule.kubernetes=false")
     assert rules("--set", BACKUP).keys() - both.keys() == {"HistoSpecBackupFailed", "HistoSpecBackupOld"}

@@ -140,6 +140,11 @@ account that the chart makes. */}}
 {{- .account.name | default (.account.create | ternary .name "") }}
 {{- end }}
 
+{{- /* Whether the values say that no shard runs. */}}
+{{- define "histospec.stopped" -}}
+{{- if and (eq .Values.mode "statefulset") (not .Values.autoscaling.enabled) (eq (int .Values.replicas) 0) }}true{{ end }}
+{{- end }}
+
 {{- /* Whether each shard has a persistent volume. */}}
 {{- define "histospec.claims" -}}
 {{- if and (eq .Values.mode "statefulset") (eq .Values.store.kind "sqlite") .Values.persistence.enabled }}true{{ end }}

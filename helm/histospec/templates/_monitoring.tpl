@@ -22,6 +22,7 @@
 {{- $text = replace "\"NAME\"" (include "histospec.fullname" . | quote) $text }}
 {{- $text = replace "\"NAME-backup" (printf "\"%s-backup" (include "histospec.fullname" .)) $text }}
 {{- $text = replace "BACKUP_HOURS" (int64 .Values.backup.maxAgeHours | toString) $text }}
+{{- $text = replace "[50h]" (printf "[%dh]" (int64 .Values.backup.maxAgeHours)) $text }}
 {{- $text = replace "\"PODS\"" (include "histospec.pods" . | quote) $text }}
 {{- replace "\"JOB\"" (include "histospec.job" . | quote) $text }}
 {{- end }}
