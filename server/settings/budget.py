@@ -10,7 +10,9 @@ from histospec.server.errors import ConfigError
 OVERHEAD = 512 << 20
 """Bytes that a server needs besides its index, however small the index is ..."""
 OVERHEAD_SHARE = 0.15
-"""... plus this share of the index."""
+"""... plus this share of the index, and ..."""
+FREE_SHARE = 0.15
+"""... at least this share of all its memory. The chart and the alert HistoSpecMemoryTight have the same rule."""
 DEFAULT = 8 << 30
 LEAST_SHARE = 0.25  # of a limit too small for OVERHEAD
 ROUND = 1 << 20
@@ -18,12 +20,13 @@ ROUND = 1 << 20
 
 def needed(budget: int) -> int:
     """Returns the bytes that a server with an index of `budget` bytes may need."""
-    return budget + OVERHEAD + int(budget * OVERHEAD_SHARE)
+    return max(budget + OVERHEAD + int(budget * OVERHEAD_SHARE), int(budget / (1 - FREE_SHARE)))
 
 
 def fitting(limit: int) -> int:
     """Returns the largest index for a process limit of `limit` bytes, in whole MiB."""
-    fits = max(int((limit - OVERHEAD) / (1 + OVERHEAD_SHARE)), int(limit * LEAST_SHARE), ROUND)
+    fits = max(int((limit - OVERHEAD) / (1 + OVERHEAD_SHARE)), int(limit * LEAST_SHARE))
+    fits = max(min(fits, int(limit * (1 - FREE_SHARE))), ROUND)
     return fits - fits % ROUND
 
 

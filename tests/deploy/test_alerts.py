@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.support.charts import CHART, helm, objects_in, one, render
+from histospec.server.settings.budget import fitting
+from tests.support.charts import CHART, helm, objects_in, one, refusal, render
 from tests.support.prometheus import RULES, promtool
 from tests.support.servers import Starter
 from tests.support.wires import Connector
@@ -52,6 +53,44 @@ def test_rules_are_well_formed(path: Path) -> None:
 def test_alerts_fire_when_they_should_and_only_then(path: Path) -> None:
     """alerts-kubernetes.test.yaml is left out: its rules are those that the chart renders."""
     promtool("test", "rules", str(path))
+
+
+def limits() -> dict[int, int]:
+    """Returns the table of docs/run-a-server.md: the largest --memory in MiB, by the limit of the container in GiB."""
+    page = (ROOT / "docs" / "run-a-server.md").read_text()
+    rows = [
+        re.findall(r"(\d+) [GM]iB", line) for line in page.splitlines() if line.startswith(("| limit of", "| `--mem"))
+    ]
+    return {int(limit): int(most) for limit, most in zip(*rows, strict=True)}
+
+
+def test_one_rule_says_how_much_memory_an_index_leaves(tmp_path: Path) -> None:
+    """Server, chart, alert and page agree on the largest --memory for a limit."""
+    assert len(limits()) >= 5
+    series = []
+    for limit, most in limits().items():
+        assert fitting(limit << 30) == most << 20
+        said = refusal("--set", f"options.memory=4TiB,resources.limits.memory={limit}Gi")
+        assert f"Give it at most {most}MiB" in said
+        for budget in (most, most + 2):
+            of = f'{{job="histospec", instance="{budget}"}}'
+            series.append({"series": f"histospec_memory_limit_bytes{of}", "values": f"{limit << 30}x20"})
+            series.append({"series": f"histospec_memory_budget_bytes{of}", "values": f"{budget << 20}x20"})
+    expected = 'count by (instance) (ALERTS{alertname="HistoSpecMemoryTight", alertstate="firing"})'
+    samples = [{"labels": f'{{instance="{most + 2}"}}', "value": 1} for most in limits().values()]
+    case = {
+        "rule_files": [str(RULES)],
+        "evaluation_interval": "1m",
+        "tests": [
+            {
+                "interval": "1m",
+                "input_series": series,
+                "promql_expr_test": [{"expr": expected, "eval_time": "16m", "exp_samples": samples}],
+            }
+        ],
+    }
+    (tmp_path / "test.yaml").write_text(yaml.safe_dump(case))
+    promtool("test", "rules", str(tmp_path / "test.yaml"))
 
 
 @each_alert

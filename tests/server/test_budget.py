@@ -45,6 +45,13 @@ def test_a_budget_is_refused_only_where_it_fills_its_control_group(
     assert bool(check_budget(budget, given_, None, machine)) == (needed(budget) > machine)
 
 
+def test_a_large_process_keeps_15_percent_for_the_rest() -> None:
+    """Above 19 GiB, 15 % of the whole are more than 512 MiB and 15 % of the index."""
+    assert fitting(32 * GIB) == 27852 << 20
+    assert check_budget(27852 << 20, True, 32 * GIB, 64 * GIB) == ""
+    assert "set --memory to 27852MiB or less" in check_budget(28048 << 20, True, 32 * GIB, 64 * GIB)
+
+
 def test_the_sentences_name_both_numbers_and_what_to_set() -> None:
     assert check_budget(8 * GIB, True, 10 * GIB, 64 * GIB) == ""
     assert check_budget(9 * GIB, True, 10 * GIB, 64 * GIB) == (

@@ -31,7 +31,7 @@ largest message, which arrives, lies in one piece and is decoded. */}}
 {{- end }}
 
 {{- /* The bytes of the largest index for a memory limit: server/settings/budget.py says what the process needs besides the
-index, and an alert fires above 85 %. Takes root, limit in bytes. */}}
+index. Takes root, limit in bytes. */}}
 {{- define "histospec.largestIndex" -}}
 {{- $limit := float64 .limit }}
 {{- $fits := divf (subf $limit 536870912.0) 1.15 }}
