@@ -133,6 +133,15 @@ def test_cert_manager_takes_the_certificate() -> None:
     assert done.returncode == 0, done.stderr
     assert certificate["spec"]["issuerRef"] == {"name": "company", "kind": "ClusterIssuer", "group": "cert-manager.io"}
     assert (certificate["spec"]["duration"], certificate["spec"]["renewBefore"]) == ("2160h", "720h")
+    own = certificate["spec"]["dnsNames"]
+    assert "ipAddresses" not in certificate["spec"]
+    names = "tls.certManager.extraDnsNames={drafts.example.org,*.example.org}"
+    addresses = "tls.certManager.ipAddresses={10.0.0.1,fd00::1}"
+    extended = one(render("--values", COMPANY, "--set", f"{names},{addresses}"), "Certificate")
+    assert operator_takes([extended]).returncode == 0
+    assert extended["spec"]["dnsNames"] == [*own, "drafts.example.org", "*.example.org"]
+    assert extended["spec"]["ipAddresses"] == ["10.0.0.1", "fd00::1"]
+    assert "tls.certManager.ipAddresses.0: Does not match" in refusal("--set", "tls.certManager.ipAddresses={node-1}")
     del certificate["spec"]["issuerRef"]
     assert "issuerRef" in operator_takes([certificate]).stderr, "the schemas let everything through"
 

@@ -80,6 +80,22 @@ def test_notes_of_a_daemonset_lead_to_the_own_node(tmp_path: Path) -> None:
     assert found["HISTOSPEC_HOST_IP"] == {"fieldRef": {"fieldPath": "status.hostIP"}}
 
 
+def test_notes_lead_to_a_name_that_the_certificate_has(tmp_path: Path) -> None:
+    port = "mode=daemonset,daemonset.hostPort=7000"
+    issued = f"{port},tls.certManager.enabled=true,tls.certManager.issuerRef.name=a"
+    for words in (
+        issued,
+        f"{port},tls.existingSecret=a",
+        f"{issued},tls.certManager.extraDnsNames={{drafts.example.org}}",
+    ):
+        found = environment(notes(tmp_path, "--set", words))
+        assert found["HISTOSPEC_ENDPOINT"] == "run-histospec.rl.svc:6378"
+        assert "HISTOSPEC_HOST_IP" not in found
+    found = environment(notes(tmp_path, "--set", f"{issued},tls.certManager.ipAddresses={{10.0.0.1}}"))
+    assert found["HISTOSPEC_ENDPOINT"] == "$(HISTOSPEC_HOST_IP):7000"
+    assert found["HISTOSPEC_HOST_IP"] == {"fieldRef": {"fieldPath": "status.hostIP"}}
+
+
 def test_notes_say_how_prometheus_reaches_the_http_port(tmp_path: Path) -> None:
     warning = "admits no other namespace to the HTTP port"
     assert warning in notes(tmp_path, "--set", "serviceMonitor.enabled=true")

@@ -64,11 +64,17 @@ annotations: {{- toYaml . | nindent 2 }}
 {{ include "histospec.fullname" . }}.{{ .Release.Namespace }}.svc
 {{- end }}
 
-{{- /* The endpoint for workers, for the notes; in mode daemonset with a host port it needs HISTOSPEC_HOST_IP. */}}
+{{- /* Whether workers call their node's address: it has a port for the shard, and no certificate that lacks its address. */}}
+{{- define "histospec.onNode" -}}
+{{- $covered := or (not (include "histospec.tlsSecret" .)) .Values.tls.certManager.ipAddresses }}
+{{- if and (eq .Values.mode "daemonset") (int .Values.daemonset.hostPort) $covered }}true{{ end }}
+{{- end }}
+
+{{- /* The endpoint for workers, for the notes; at the node's address it needs HISTOSPEC_HOST_IP. */}}
 {{- define "histospec.endpoint" -}}
 {{- if eq .Values.mode "statefulset" }}
 {{- printf "discover://%s" (include "histospec.shards" .) }}
-{{- else if int .Values.daemonset.hostPort }}
+{{- else if include "histospec.onNode" . }}
 {{- printf "$(HISTOSPEC_HOST_IP):%d" (int64 .Values.daemonset.hostPort) }}
 {{- else }}
 {{- printf "%s:6378" (include "histospec.service" .) }}
