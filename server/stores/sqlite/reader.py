@@ -119,7 +119,7 @@ class SQLiteReader(Reader):
                 end += 1
             page = prompts[first:end].tolist()
             rows: dict[int, list[Any]] = {}
-            for row in self._read(f"SELECT {NAMING} FROM prompts WHERE id IN ({_marks(page)})", page):
+            for row in self._read(f"SELECT {NAMING} FROM prompts WHERE id IN ({marks(page)})", page):
                 rows[row[0]] = [row]
             found = (self._named(prompt, rows.get(prompt, [])) for prompt in page)
             yield [problem for problem in found if problem is not None]
@@ -130,7 +130,7 @@ class SQLiteReader(Reader):
         numbers = [number for (number,) in self._newest(problem, limit)]
         if max_bytes is not None:
             size = f"SELECT total({SIZE}) FROM responses WHERE id IN "
-            within(max_bytes, sum(int(self._read(f"{size}({_marks(some)})", some)[0][0]) for some in _parts(numbers)))
+            within(max_bytes, sum(int(self._read(f"{size}({marks(some)})", some)[0][0]) for some in _parts(numbers)))
         pages = [self._page(some) for some in _parts(numbers)]
         return [record for page in reversed(pages) for record in page]
 
@@ -160,7 +160,7 @@ class SQLiteReader(Reader):
 
     def _page(self, numbers: Sequence[int]) -> list[Record]:
         """Returns the responses with these ids, oldest first, without damaged or removed ones."""
-        rows = self._read(f"SELECT id, {COLUMNS} FROM responses WHERE id IN ({_marks(numbers)})", numbers)
+        rows = self._read(f"SELECT id, {COLUMNS} FROM responses WHERE id IN ({marks(numbers)})", numbers)
         found = {row[0]: row for row in rows}
         records = (self._intact(found[number]) for number in reversed(numbers) if number in found)
         return [record for record in records if record is not None]
@@ -293,7 +293,8 @@ def _columns(rows: Iterable[Any]) -> tuple["array[int]", "array[int]"]:
     return first, second
 
 
-def _marks(values: Sequence[object]) -> str:
+def marks(values: Sequence[object]) -> str:
+    """Returns the place holders of values in a query."""
     return ", ".join("?" * len(values))
 
 

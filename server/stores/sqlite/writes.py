@@ -7,22 +7,26 @@ its time is up, and returns `Again` with the rest for another transaction. A dro
 
 import sqlite3
 import time
+from array import array
 from bisect import bisect_left, insort
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from itertools import groupby
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from histospec.protocol.placement import problem_digest
 from histospec.server.stores.interface import Problem, Record, ResponseBatch
 from histospec.server.stores.records import COLUMNS, to_row
 from histospec.server.stores.sqlite.database import digest_of
-from histospec.server.stores.sqlite.reader import STAYS, prompts_of
+from histospec.server.stores.sqlite.reader import STAYS, marks, prompts_of
 
 SLICE_SECONDS = 0.02
 DELETED_AT_ONCE = 32  # responses between two checks of the clock
 LISTED_AT_ONCE = 500  # prompts
 KNOWN_PROBLEMS = 50_000
+KNOWN_RESPONSES = 8_000_000  # of problems with a name, 8 bytes each
 
 Write = Callable[[sqlite3.Connection], Any]
 
@@ -48,37 +52,78 @@ class Slice:
         return time.monotonic() >= self._until
 
 
+class Prompts:
+    """The prompt of each response of a named problem: by epoch, and within an epoch in the order of arrival."""
+
+    def __init__(self, held: Iterable[tuple[int, int]]) -> None:
+        """`held`: epoch and prompt of each response, ordered by epoch."""
+        of_epoch = groupby(held, key=itemgetter(0))
+        self._held = {epoch: array("q", (prompt for _, prompt in some)) for epoch, some in of_epoch}
+
+    def __len__(self) -> int:
+        return sum(map(len, self._held.values()))
+
+    def counts(self) -> Iterable[tuple[int, int]]:
+        """Returns the epochs, and how many responses each has."""
+        return ((epoch, len(prompts)) for epoch, prompts in self._held.items())
+
+    def add(self, epoch: int, prompt: int) -> None:
+        """Adds a response."""
+        self._held.setdefault(epoch, array("q")).append(prompt)
+
+    def remove_oldest(self, epoch: int, number: int) -> set[int]:
+        """Removes the oldest responses of an epoch. Returns their prompts."""
+        held = self._held[epoch]
+        prompts = set(held[:number])
+        del held[:number]
+        if not held:
+            del self._held[epoch]
+        return prompts
+
+
 class Window:
     """The number of responses that a problem has of each epoch, and which of new ones to keep.
 
-    A call costs time only for what it adds and removes.
+    A call costs time only for what it adds and removes. With `prompts`, also knows the prompts of the responses.
     """
 
-    def __init__(self, counts: Iterable[tuple[int, int]]) -> None:
+    def __init__(self, counts: Iterable[tuple[int, int]], prompts: Prompts | None = None) -> None:
+        self.prompts = prompts
         self._counts = dict(counts)
         self._epochs = sorted(self._counts)
         self._total = sum(self._counts.values())
 
-    def add(self, records: Iterable[Record]) -> None:
-        """Adds records."""
+    @property
+    def known(self) -> int:
+        """The number of responses whose prompts it knows."""
+        return len(self.prompts) if self.prompts is not None else 0
+
+    def add(self, records: Iterable[Record], prompt: int = 0) -> None:
+        """Adds records of one prompt."""
         for record in records:
             if record.epoch not in self._counts:
                 insort(self._epochs, record.epoch)
                 self._counts[record.epoch] = 0
             self._counts[record.epoch] += 1
             self._total += 1
+            if self.prompts is not None:
+                self.prompts.add(record.epoch, prompt)
 
-    def remove_oldest(self, number: int) -> None:
-        """Removes the oldest responses."""
+    def remove_oldest(self, number: int) -> list[tuple[int, int, set[int]]]:
+        """Removes the oldest responses. Returns their epochs, how many of each, and their prompts where known."""
+        removed: list[tuple[int, int, set[int]]] = []
         while number and self._epochs:
             oldest = self._epochs[0]
             some = min(number, self._counts[oldest])
+            prompts = set() if self.prompts is None else self.prompts.remove_oldest(oldest, some)
+            removed.append((oldest, some, prompts))
             number -= some
             self._total -= some
             self._counts[oldest] -= some
             if not self._counts[oldest]:
                 del self._counts[oldest]
                 del self._epochs[0]
+        return removed
 
     def admit(self, records: Sequence[Record], epochs: int, responses: int, slack: int) -> tuple[list[Record], int]:
         """Returns the records to add, by epoch, and how many of the oldest responses to remove.
@@ -106,8 +151,9 @@ class Appender:
     """Adds responses; keeps the newest `epochs` of each problem, and of these the newest `responses`.
 
     Remembers the number of responses of each problem and epoch, so that the cost of a write does not depend on it, and
-    the newest epoch of each namespace. It notices other writes through the same connection. Call `forget` after a
-    failed write, or a write through another connection.
+    the newest epoch of each namespace. A named problem may come with a new prompt every time: of its responses it also
+    remembers the prompts, so that the oldest need not be searched among all. It notices other writes through the same
+    connection. Call `forget` after a failed write, or a write through another connection.
     """
 
     def __init__(self, epochs: int, responses: int, slice_: Slice) -> None:
@@ -115,12 +161,14 @@ class Appender:
         self._responses = responses
         self._slice = slice_
         self._windows: OrderedDict[bytes, Window] = OrderedDict()  # by digest: a prompt may have megabytes
+        self._known = 0  # responses of the windows whose prompts are known
         self._newest: dict[str, int] = {}
         self._changes = 0  # the connection's total_changes after the last batch
 
     def forget(self) -> None:
         """Clears what it remembers, because the file may have changed."""
         self._windows.clear()
+        self._known = 0
         self._newest.clear()
 
     def append(self, connection: sqlite3.Connection, batch: ResponseBatch, too_old: int = 0) -> "Again | int":
@@ -146,60 +194,69 @@ class Appender:
         ).fetchone()
         prompt = int(row[0]) if row else None
         window = self._window(connection, problem, prompt)
-        # With several prompts, the oldest responses must be searched among all, so this is not done with every write.
+        # With several prompts, the oldest responses of an epoch must be sorted, so this is not done with every write.
         slack = self._responses // 8 if problem.name else 0
         records, leave = window.admit(batch.records, self._epochs, self._responses, slack)
-        finished = not leave or self._delete_oldest(connection, problem, window, leave, prompt if records else None)
+        known = window.known
+        finished = self._delete_oldest(connection, problem.namespace, window, leave, prompt, bool(records))
         if records:
             if prompt is None:
                 insert = "INSERT INTO prompts (namespace, problem, digest, tokens) VALUES (?, ?, ?, ?)"
                 prompt = connection.execute(insert, key).lastrowid or 0
             self._insert(connection, problem.namespace, prompt, records)
-            window.add(records)
+            window.add(records, prompt)
+        self._known += window.known - known
+        self._forget_some()
         return finished, len(records)
 
     def _window(self, connection: sqlite3.Connection, problem: Problem, prompt: int | None) -> Window:
         key = problem_digest(*problem)
         window = self._windows.get(key)
         if window is None:
-            counts = self._counts(connection, problem) if problem.name or prompt is not None else ()
-            window = self._windows[key] = Window(counts)
-            while len(self._windows) > KNOWN_PROBLEMS:
-                self._windows.popitem(last=False)
+            window = self._windows[key] = self._read(connection, problem, prompt)
+            self._known += window.known
         self._windows.move_to_end(key)
         return window
 
     @staticmethod
-    def _counts(connection: sqlite3.Connection, problem: Problem) -> Iterable[tuple[int, int]]:
+    def _read(connection: sqlite3.Connection, problem: Problem, prompt: int | None) -> Window:
         among, parameters = prompts_of(problem)
-        return connection.execute(
-            f"SELECT epoch, count(*) FROM responses WHERE prompt IN ({among}) AND {STAYS} GROUP BY epoch",
-            (*parameters, problem.namespace),
-        )
+        held, key = f"FROM responses WHERE prompt IN ({among}) AND {STAYS}", (*parameters, problem.namespace)
+        if not problem.name:
+            counts = f"SELECT epoch, count(*) {held} GROUP BY epoch"
+            return Window(connection.execute(counts, key) if prompt is not None else ())
+        prompts = Prompts(connection.execute(f"SELECT epoch, prompt {held} ORDER BY epoch, id", key))
+        return Window(prompts.counts(), prompts)
+
+    def _forget_some(self) -> None:
+        """Clears the windows that were used least recently, beyond the bounds."""
+        while len(self._windows) > KNOWN_PROBLEMS or (self._known > KNOWN_RESPONSES and len(self._windows) > 1):
+            self._known -= self._windows.popitem(last=False)[1].known
 
     def _delete_oldest(
-        self, connection: sqlite3.Connection, problem: Problem, window: Window, leave: int, used: int | None
+        self,
+        connection: sqlite3.Connection,
+        namespace: str,
+        window: Window,
+        leave: int,
+        prompt: int | None,
+        used: bool,
     ) -> bool:
-        """Deletes the oldest responses. Returns whether it has deleted all of them. Keeps the prompt `used`."""
-        among, key = prompts_of(problem)
-        prompts = connection.execute(among, key).fetchall()
-        if len(prompts) == 1:  # then the index has its responses in this order
-            which, parameters = "prompt = ?", prompts[0]
-        else:
-            which, parameters = f"prompt IN ({among})", key
+        """Deletes the oldest responses, and the prompts of a named problem that have no others.
+
+        Keeps `prompt`, that of the batch, if it is `used` for new responses. Returns whether all of them are deleted.
+        """
         while leave:
             some = min(leave, DELETED_AT_ONCE)
-            _delete(connection, f"{which} AND {STAYS} ORDER BY epoch, id", (*parameters, problem.namespace), some)
-            window.remove_oldest(some)
+            for epoch, number, prompts in window.remove_oldest(some):
+                of = tuple(prompts) or (prompt,)
+                which = f"prompt IN ({marks(of)}) AND epoch = ? AND {STAYS} ORDER BY id"
+                _delete(connection, which, (*of, epoch, namespace), number)
+                for emptied in prompts - {prompt} if used else prompts:
+                    _delete_unused(connection, emptied)
             leave -= some
             if leave and self._slice.over():
                 return False
-        if problem.name:  # a named problem may come with a new prompt every time
-            connection.execute(
-                f"DELETE FROM prompts WHERE id IN ({among}) "
-                "AND id IS NOT ? AND NOT EXISTS (SELECT 1 FROM responses WHERE prompt = prompts.id)",
-                (*key, used),
-            )
         return True
 
     def _insert(self, connection: sqlite3.Connection, namespace: str, prompt: int, records: list[Record]) -> None:
@@ -222,6 +279,12 @@ def _delete(connection: sqlite3.Connection, which: str, parameters: Sequence[obj
     """Deletes responses, at most so many. Returns how many."""
     text = f"DELETE FROM responses WHERE id IN (SELECT id FROM responses WHERE {which} LIMIT ?)"
     return connection.execute(text, (*parameters, most)).rowcount
+
+
+def _delete_unused(connection: sqlite3.Connection, prompt: int) -> None:
+    """Deletes a prompt if it has no responses."""
+    unused = "DELETE FROM prompts WHERE id = ? AND NOT EXISTS (SELECT 1 FROM responses WHERE prompt = ?)"
+    connection.execute(unused, (prompt, prompt))
 
 
 class Departure(NamedTuple):
@@ -271,11 +334,7 @@ def work_off(slice_: Slice, what: Departure, connection: sqlite3.Connection) -> 
         some = _delete(connection, "prompt = ? AND epoch > ? AND id <= ?", those, DELETED_AT_ONCE)
         gone += some
         if some < DELETED_AT_ONCE:
-            if what.epoch < 0:
-                connection.execute(
-                    "DELETE FROM prompts WHERE id = ? AND NOT EXISTS (SELECT 1 FROM responses WHERE prompt = ?)",
-                    (row[2], row[2]),
-                )
+            _delete_unused(connection, row[2])
             after = row
         if slice_.over():
             return Again(partial(work_off, slice_, what._replace(after=after, gone=gone)))

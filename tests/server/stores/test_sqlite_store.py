@@ -222,6 +222,61 @@ def test_what_an_append_asks_does_not_grow_with_its_problem(open_store: OpenSQLi
     assert 0 < steps[1] < 1.5 * steps[0]
 
 
+def test_what_an_append_asks_does_not_grow_with_the_prompts_of_its_name(open_store: OpenSQLite) -> None:
+    """Each append pushes the oldest epoch out, with 16 prompts and with 1,024 of a newer epoch."""
+    steps = []
+    for prompts in (16, 1024):
+        store = open_store(history_epochs=3)
+        for epoch in (1, 2):
+            put(store, b"aaaa", epoch, name=f"{prompts}")
+        for number in range(prompts):
+            store.append(batch(b"aaaa", 1000, prompt=number.to_bytes(4, "big"), name=f"{prompts}"))
+        put(store, b"aaaa", 3, name=f"{prompts}")
+        counted: list[int] = []
+
+        def count(connection: sqlite3.Connection, counted: list[int] = counted) -> None:
+            connection.set_progress_handler(lambda: counted.append(1), 10)
+
+        store.submit(count).result()
+        for epoch in range(4, 24):
+            put(store, b"aaaa", epoch, prompt=bytes([epoch] * 8), name=f"{prompts}")
+        steps.append(len(counted))
+        assert rows(store, f"SELECT count(*) FROM prompts WHERE problem = '{prompts}'") == [(prompts + 2,)]
+        store.close()
+    assert 0 < steps[1] < 1.5 * steps[0]
+
+
+@pytest.mark.parametrize("known", [1, 1000])
+def test_the_newest_responses_of_names_with_many_prompts_stay(
+    open_store: OpenSQLite, monkeypatch: pytest.MonkeyPatch, known: int
+) -> None:
+    """Also of several names whose windows do not fit into memory together; no prompt stays without a response."""
+    monkeypatch.setattr(sqlite_writes, "KNOWN_RESPONSES", known)
+    rng = random.Random(0)
+    store = open_store(history_epochs=3, history_responses=16)
+    held: dict[str, list[tuple[int, int, int]]] = {"a": [], "b": [], "c": []}
+    for number in range(600):
+        name, epoch, prompt = rng.choice("abc"), number // 60 + rng.randrange(3), rng.randrange(12)
+        put(store, number.to_bytes(4, "big"), epoch, prompt=bytes([prompt] * 8), name=name)
+        everything = sorted([*held[name], (epoch, number, prompt)])
+        newest = sorted({epoch for epoch, _, _ in everything})[-3:]
+        kept = [one for one in everything if one[0] in newest]
+        held[name] = kept if len(kept) <= 18 else kept[-16:]
+        found = [(r.epoch, int.from_bytes(r.tokens, "big")) for r in store.history(Problem("run", b"", name))]
+        assert found == [one[:2] for one in held[name]][-16:]
+    prompts = sum(len({prompt for _, _, prompt in some}) for some in held.values())
+    assert rows(store, "SELECT count(*) FROM prompts") == [(prompts,)]
+    assert rows(store, "SELECT count(*) FROM responses") == [(sum(map(len, held.values())),)]
+
+
+def test_a_rewind_leaves_no_prompt_without_responses(open_store: OpenSQLite) -> None:
+    store = open_store()
+    for epoch in (1, 2):
+        put(store, b"aaaa", epoch, prompt=bytes([epoch] * 8), name="a")
+    assert store.rewind("run", 1).result() == 1
+    assert rows(store, "SELECT count(*) FROM prompts") == [(1,)]
+
+
 def test_a_failing_disk_is_reported_and_survived(open_store: OpenSQLite) -> None:
     store = open_store()
 
