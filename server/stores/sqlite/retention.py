@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, TypeVar
 import structlog
 
 from histospec.server.errors import StoreError
-from histospec.server.stores.sqlite.writes import Slice, Write, forget_old, old_prompts
+from histospec.server.stores.sqlite.writes import START, Slice, Write, each_prompt, forget_old
 
 log = structlog.get_logger()
 T = TypeVar("T")
@@ -243,7 +243,4 @@ def note_down(trust: Trust, paused_before: str, connection: sqlite3.Connection) 
 
 def each_old(until: float, connection: sqlite3.Connection) -> Iterator[int]:
     """Yields the prompts that `forget_old` would delete."""
-    at: int | None = 0
-    while at is not None:
-        old, at = old_prompts(connection, until, at)
-        yield from old
+    return (place.prompt[-1] for place, old in each_prompt(connection, until, START) if old)

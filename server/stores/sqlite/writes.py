@@ -10,7 +10,7 @@ import time
 from array import array
 from bisect import bisect_left, insort
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import groupby
 from operator import itemgetter
@@ -340,42 +340,61 @@ def work_off(slice_: Slice, what: Departure, connection: sqlite3.Connection) -> 
             return Again(partial(work_off, slice_, what._replace(after=after, gone=gone)))
 
 
-def old_prompts(connection: sqlite3.Connection, since: float, after: int) -> tuple[list[int], int | None]:
-    """Returns those of the next prompts without a write since then, and where to continue; None at the end."""
-    page = connection.execute(
-        "SELECT prompt, latest FROM writes WHERE prompt > ? ORDER BY prompt LIMIT ?", (after, LISTED_AT_ONCE)
-    ).fetchall()
-    old = [prompt for prompt, latest in page if latest < since and not _kept_alive(connection, prompt, since)]
-    return old, page[-1][0] if page else None
+class Place(NamedTuple):
+    """A place in the order in which retention looks at prompts: all of one problem follow each other."""
+
+    prompt: tuple[str, str, bytes, int] = ("", "", b"", 0)
+    """Namespace, name, digest and id."""
+    problem: tuple[str, str] = ("", "")
+    """The last named problem with an old prompt ..."""
+    alive: bool = False
+    """... and whether another of its prompts had a write since then: asked once, since it reads all of them."""
 
 
-def _kept_alive(connection: sqlite3.Connection, prompt: int, since: float) -> bool:
-    """Returns whether another prompt of the same named problem had a write since then."""
-    return bool(
-        connection.execute(
-            "SELECT 1 FROM prompts AS mine JOIN prompts AS others ON others.namespace = mine.namespace "
-            "AND others.problem = mine.problem JOIN writes ON prompt = others.id "
-            "WHERE mine.id = ? AND mine.problem != '' AND latest >= ? LIMIT 1",
-            (prompt, since),
-        ).fetchone()
-    )
+START = Place()
+
+
+def each_prompt(connection: sqlite3.Connection, since: float, after: Place) -> Iterator[tuple[Place, bool]]:
+    """Yields the places of all further prompts, and whether their problems had no write since then."""
+    while page := connection.execute(
+        "SELECT namespace, problem, digest, id, latest FROM prompts JOIN writes ON prompt = id "
+        "WHERE (namespace, problem, digest, id) > (?, ?, ?, ?) ORDER BY namespace, problem, digest, id LIMIT ?",
+        (*after.prompt, LISTED_AT_ONCE),
+    ).fetchall():
+        for *prompt, latest in page:
+            problem, alive = after.problem, after.alive
+            old = latest < since
+            if old and prompt[1]:
+                if problem != (prompt[0], prompt[1]):
+                    problem = prompt[0], prompt[1]
+                    alive = _kept_alive(connection, problem, since)
+                old = not alive
+            after = Place(tuple(prompt), problem, alive)
+            yield after, old
+
+
+def _kept_alive(connection: sqlite3.Connection, problem: tuple[str, str], since: float) -> bool:
+    """Returns whether a named problem had a write since then."""
+    latest = "SELECT 1 FROM prompts JOIN writes ON prompt = id WHERE namespace = ? AND problem = ? AND latest >= ?"
+    return bool(connection.execute(f"{latest} LIMIT 1", (*problem, since)).fetchone())
 
 
 def forget_old(
-    slice_: Slice, since: float, connection: sqlite3.Connection, after: int = 0, gone: int = 0
+    slice_: Slice, since: float, connection: sqlite3.Connection, after: Place = START, gone: int = 0
 ) -> "Again | int":
-    """Deletes problems without a write since then. Returns how many prompts they had in total."""
-    while True:
-        old, end = old_prompts(connection, since, after)
-        for prompt in old:
-            while _delete(connection, "prompt = ?", (prompt,), DELETED_AT_ONCE) == DELETED_AT_ONCE:
-                if slice_.over():
-                    return Again(partial(forget_old, slice_, since, after=prompt - 1, gone=gone))
-            gone += connection.execute("DELETE FROM prompts WHERE id = ?", (prompt,)).rowcount
+    """Deletes problems without a write since then. Returns how many prompts they had in total.
+
+    Decides once for each problem: a write to a problem that is being deleted keeps only what it adds.
+    """
+    for place, old in each_prompt(connection, since, after):
+        prompt = place.prompt[-1]
+        while old and _delete(connection, "prompt = ?", (prompt,), DELETED_AT_ONCE) == DELETED_AT_ONCE:
             if slice_.over():
-                return Again(partial(forget_old, slice_, since, after=prompt, gone=gone))
-        if end is None:
-            return gone
-        after = end
+                again = Place(after.prompt, place.problem, place.alive)
+                return Again(partial(forget_old, slice_, since, after=again, gone=gone))
+        if old:
+            gone += connection.execute("DELETE FROM prompts WHERE id = ?", (prompt,)).rowcount
+        after = place
         if slice_.over():
             return Again(partial(forget_old, slice_, since, after=after, gone=gone))
+    return gone

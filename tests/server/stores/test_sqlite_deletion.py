@@ -3,8 +3,10 @@
 import sqlite3
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from histospec.server.stores.sqlite import writes as sqlite_writes
 from histospec.server.stores.sqlite.file import FILE_NAME
 from histospec.server.stores.sqlite.reader import SQLiteSnapshot
 from histospec.server.stores.sqlite.store import SQLiteStore
+from histospec.server.stores.sqlite.writes import forget_old
 from tests.server.stores.conftest import OpenSQLite
 from tests.support.ages import age, forgotten_down_to, vouch
 from tests.support.batches import batch, put
@@ -81,6 +84,7 @@ def test_a_crash_amid_a_deletion_brings_nothing_back(tmp_path: Path, long: str) 
 import os, pathlib, sys
 from histospec.server.stores.sqlite import writes as sqlite_writes
 from histospec.server.stores.sqlite.store import SQLiteStore
+from histospec.server.stores.sqlite.writes import forget_old
 from histospec.server.stores.interface import ResponseBatch, Problem, Record
 sqlite_writes.SLICE_SECONDS, sqlite_writes.DELETED_AT_ONCE = 0.0, 2
 store = SQLiteStore(pathlib.Path(sys.argv[1]), 8)
@@ -136,3 +140,31 @@ def test_what_is_old_is_forgotten_in_slices(open_store: OpenSQLite, monkeypatch:
     }
     counts = [rows(store, f"SELECT count(*) FROM {table}") for table in ("prompts", "writes")]
     assert counts == [[(3,)], [(3,)]]
+
+
+@pytest.mark.parametrize("alive", [False, True])
+@pytest.mark.parametrize("seconds", [0.0, 60.0])
+def test_looking_for_old_prompts_does_not_grow_with_the_prompts_of_a_name(
+    open_store: OpenSQLite, monkeypatch: pytest.MonkeyPatch, seconds: float, alive: bool
+) -> None:
+    """Counted in steps of SQLite's virtual machine, beside as many problems without a name; in any number of slices."""
+    monkeypatch.setattr(sqlite_writes, "SLICE_SECONDS", seconds)
+    store = open_store()
+    steps = []
+    for name in ("", "named"):
+        for number in range(400):
+            store.append(batch(b"aaaa", prompt=number.to_bytes(4, "big"), name=name))
+        age(store, f"problem = '{name}'", 100)
+        if alive:
+            put(store, b"aaaa", prompt=b"another.", name=name)
+        counted: list[int] = []
+
+        def count(connection: sqlite3.Connection, counted: list[int] = counted) -> None:
+            connection.set_progress_handler(lambda: counted.append(1), 10)
+
+        store.submit(count).result()
+        forgetting: Future[int] = store.submit(partial(forget_old, store._slice, time.time() - 50))
+        assert forgetting.result() == (0 if alive and name else 400)
+        steps.append(len(counted))
+        store.submit(lambda connection: connection.set_progress_handler(None, 0)).result()
+    assert 0 < steps[1] < 2 * steps[0]
