@@ -16,7 +16,7 @@ from histospec.server.history.learning import Learning
 from histospec.server.history.loading import Loading
 from histospec.server.history.missing import Missing
 from histospec.server.history.namespaces import WATCH_SECONDS, Epochs, Namespaces
-from histospec.server.history.tenants import NOBODY, Tenants
+from histospec.server.history.tenants import NOBODY, Reservation, Tenants
 from histospec.server.logs.lines import Throttle
 from histospec.server.stores.interface import Problem, Reader, Record, ResponseBatch, Store, by_epoch
 from histospec.server.stores.records import lacking
@@ -208,8 +208,6 @@ class History:
             if explicit_epoch:
                 self.epochs.check("epoch", namespace, batch.records[0].epoch)
             self.namespaces.admit(namespace, creator)
-            if refusal := self.store_refusal(namespace, batch.size):
-                raise StoreFull(f"{refusal}; the request is refused")
             if explicit_epoch:
                 self.epochs.give(namespace)
             kept = await self._add(batch, started + patience)
@@ -230,9 +228,12 @@ class History:
         while True:
             if not await self._room(until, batch.size):
                 raise StoreFull(CROWDED)
+            if refusal := self.store_refusal(batch.problem.namespace, batch.size):
+                raise StoreFull(f"{refusal}; the request is refused")
+            reservation = self.tenants.reserve(self.namespaces.tenant(batch.problem.namespace), batch.size)
             self._unindexed += batch.size  # before other callers check for room
             try:
-                return await self._tasks.run(self._store_and_index(batch))
+                return await self._tasks.run(self._store_and_index(batch, reservation))
             except StoreBusy:  # commits took the room
                 if time.monotonic() > until:
                     raise
@@ -257,10 +258,10 @@ class History:
         waiting = self.waiting_bytes
         return not size or not waiting or waiting + size <= self._store.waiting_limit
 
-    async def _store_and_index(self, batch: ResponseBatch) -> ResponseBatch:
+    async def _store_and_index(self, batch: ResponseBatch, reservation: Reservation) -> ResponseBatch:
         try:
             async with self.missing.storing(batch.problem, self.missing.want(batch.problem)):
-                kept = await self._append(batch)
+                kept = await self._append(batch, reservation)
                 self.epochs.saw(batch)
                 try:
                     await self._indexing.add(batch)
@@ -270,15 +271,16 @@ class History:
             return kept
         finally:
             self._unindexed -= batch.size
+            reservation.settle()
 
-    async def _append(self, batch: ResponseBatch) -> ResponseBatch:
+    async def _append(self, batch: ResponseBatch, reservation: Reservation) -> ResponseBatch:
         with self.counts.store_request():
             too_old = await asyncio.wrap_future(self._store.append(batch))
         kept = batch._replace(records=batch.records[too_old:])  # they have one epoch, so the first ones are the oldest
         self.counts.stored(kept)
-        namespace = batch.problem.namespace
-        self.tenants.count_stored(self.namespaces.tenant(namespace), kept.size)
+        reservation.settle(kept.size if kept.records else 0)
         if too_old:
+            namespace = batch.problem.namespace
             self.counts.refused_as_old(too_old, namespace, batch.records[0].epoch, self.epochs.newest(namespace))
         return kept
 
@@ -286,23 +288,21 @@ class History:
         """Returns why the tenant of a namespace may not store `size` bytes more; empty if it may."""
         if not self.tenants.known or self._store.opening:
             return ""
-        held, limit, free, _ = self._store.size
-        if limit is None and held is not None and free is not None:
-            limit = held + free
-        return self.tenants.refusal("store", self.namespaces.tenant(namespace), size, limit, held or 0)
+        return self.tenants.store_refusal(self.namespaces.tenant(namespace), size, self._store.size)
 
     async def refuses_commits(self) -> str:
         """Waits until the index has room. Returns why nothing can be committed now; empty if it can."""
         return self.opening or ("" if await self._room(time.monotonic() + LONGEST_WAIT) else CROWDED)
 
-    async def commit(self, batch: ResponseBatch, generation: int) -> ResponseBatch:
+    async def commit(self, batch: ResponseBatch, generation: int, reservation: Reservation) -> ResponseBatch:
         """Stores responses that the index received after `missing.want` returned the generation. Raises StoreError.
 
-        Returns those that the store keeps, because they are not too old.
+        Returns those that the store keeps, because they are not too old. Settles the reservation.
         """
-        self.require_open()
-        async with self.missing.storing(batch.problem, generation):
-            return await self._append(batch)
+        with reservation:
+            self.require_open()
+            async with self.missing.storing(batch.problem, generation):
+                return await self._append(batch, reservation)
 
     async def import_lacking(
         self,

@@ -23,6 +23,7 @@ from histospec.server.arguments import shown
 from histospec.server.errors import StoreError
 from histospec.server.logs.lines import Throttle
 from histospec.server.security.access import Access
+from histospec.server.stores.interface import StoreSize
 
 log = structlog.get_logger()
 
@@ -49,6 +50,31 @@ class Use(NamedTuple):
     """Requests refused because of this resource."""
 
 
+class Reservation:
+    """Bytes of a tenant that wait for the store, and count as if they were stored. Ends with `settle` or as a context.
+
+    Whoever asks for a refusal makes the reservation before others can ask.
+    """
+
+    def __init__(self, tenants: "Tenants", tenant: str, size: int) -> None:
+        self._tenants = tenants
+        self._tenant = tenant
+        self._size = size
+        tenants.waiting[tenant] += size
+
+    def settle(self, stored: int = 0) -> None:
+        """Ends the reservation: the store has taken `stored` bytes. Further calls without bytes change nothing."""
+        self._tenants.waiting[self._tenant] -= self._size
+        self._size = 0
+        self._tenants.count_stored(self._tenant, stored)
+
+    def __enter__(self) -> "Reservation":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.settle()
+
+
 class Tenants:
     """The tenants of one server. Used on the event loop; `uses` may be called from any thread.
 
@@ -65,6 +91,8 @@ class Tenants:
         """Admitted namespaces, by tenant."""
         self.stored: Counter[str] = Counter()
         """Bytes in the store, by tenant; empty if the store does not know."""
+        self.waiting: Counter[str] = Counter()
+        """Bytes of reservations, by tenant."""
         self.refusals: Counter[tuple[str, Resource]] = Counter()
         self._access = access
         self._engine = engine
@@ -120,19 +148,31 @@ class Tenants:
         """
         self._follow()
         used: Counter[str] = {"store": self.stored, "namespaces": self.namespaces, "sessions": self.sessions}[resource]
-        mine, share = used[tenant], self._shares.get(tenant, {}).get(resource)
+        waiting = self.waiting if resource == "store" and self._measurable else Counter[str]()
+        mine, share = used[tenant] + waiting[tenant], self._shares.get(tenant, {}).get(resource)
         why = ""
         if share is not None and mine + more > share:
             why = f"all of its share of {_shown(resource, share)} (shares.{resource} in the token file)"
         elif whole is not None:
             part = math.ceil(whole / KEPT[resource] / max(1, len(self._shares)))
             kept = sum(max(0, part - used[other]) for other in self._shares if other != tenant)
-            if mine + more > part and total + more > whole - kept:
+            if mine + more > part and total + waiting.total() + more > whole - kept:
                 why = f"{_shown(resource, mine)} of {_shown(resource, whole)}; the rest is kept for other tenants"
         if why:
             self.refusals[tenant, resource] += 1
             return f"{resource}: tenant {tenant!r} uses {why}"
         return ""
+
+    def store_refusal(self, tenant: str, more: int, size: StoreSize) -> str:
+        """Returns why a tenant may not store `more` bytes in a store of this size; empty if it may."""
+        whole = size.limit
+        if whole is None and size.held is not None and size.disk_free is not None:
+            whole = size.held + size.disk_free
+        return self.refusal("store", tenant, more, whole, size.held or 0)
+
+    def reserve(self, tenant: str, size: int) -> Reservation:
+        """Counts bytes that wait for the store, until the reservation is settled."""
+        return Reservation(self, tenant, size)
 
     def count_stored(self, tenant: str, size: int) -> None:
         """Counts bytes that a tenant has stored since the last measurement."""

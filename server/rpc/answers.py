@@ -17,6 +17,7 @@ import structlog
 from histospec.protocol.arrays import INT32, UINT64
 from histospec.server.errors import StoreError
 from histospec.server.history.history import History
+from histospec.server.history.tenants import Reservation
 from histospec.server.observability.metrics import Metrics
 from histospec.server.rpc.answering import Answering
 from histospec.server.rpc.connections import peer_of
@@ -39,6 +40,8 @@ class Commit(NamedTuple):
     batch: ResponseBatch
     generation: int
     """Of its namespace, see History.commit."""
+    reservation: Reservation
+    """Of the bytes of the batch; `History.commit` settles it."""
 
 
 class Answer(NamedTuple):
@@ -144,9 +147,8 @@ class Answers:
         size = sum(total_size(commit.batch.records) for commit in commits)
         self._owe(size)
         try:
-            outcomes = await asyncio.gather(
-                *(self._history.commit(commit.batch, commit.generation) for commit in commits), return_exceptions=True
-            )
+            storing = (self._history.commit(one.batch, one.generation, one.reservation) for one in commits)
+            outcomes = await asyncio.gather(*storing, return_exceptions=True)
         finally:
             self._owe(-size)
         commits.clear()  # stored: an answer that waits for the client need not hold the responses

@@ -31,7 +31,7 @@ from histospec.server.rpc.encoded import Undecodable
 from histospec.server.rpc.open_sessions import OpenSessions
 from histospec.server.security.access import Permit
 from histospec.server.settings.config import Config
-from histospec.server.stores.interface import LAST_EPOCH
+from histospec.server.stores.interface import LAST_EPOCH, RESPONSE_BYTES
 from histospec.v1 import draft_pb2 as pb
 
 log = structlog.get_logger()
@@ -177,9 +177,14 @@ class DraftStream:
             await pacer.after(opening.prompt.size + opening.generated.size + slices.SESSION_WORK)
         if message.step is not None:
             await self._step(message.step, answer, pacer)
-        for close in message.closes:
-            self._close_session(close, answer, later)
-            await pacer.after(close.generated + slices.SESSION_WORK)
+        try:
+            for close in message.closes:
+                self._close_session(close, answer, later)
+                await pacer.after(close.generated + slices.SESSION_WORK)
+        except BaseException:
+            if answer.commits:  # the index has them
+                await self._answers.finish(answer, wanted)
+            raise
         self._counts["messages"] += 1
         await self._answers.finish(answer, wanted, measured=not rehearsal)
 
@@ -344,9 +349,8 @@ class DraftStream:
         if not self._permit.allows("write", namespace):
             refusal, again = f"closes: the token has no right to write in namespace {namespace!r}", False
         elif not refusal:
-            refusal = self._history.store_refusal(
-                namespace, close.generated * INT32.itemsize + len(close.logprobs) + len(close.alternatives)
-            )
+            arrays = close.generated * INT32.itemsize + len(close.logprobs) + len(close.alternatives)
+            refusal = self._history.store_refusal(namespace, origin.problem.size + RESPONSE_BYTES + arrays)
         if not refusal:
             try:
                 epoch = self._epoch(namespace, close)

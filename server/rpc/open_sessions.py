@@ -122,7 +122,8 @@ class OpenSessions:
         record = Record(tokens, epoch, close.reward, close.logprobs, seed=origin.seed, alternatives=close.alternatives)
         batch = ResponseBatch(origin.problem, [record])
         self._history.epochs.saw(batch)
-        return Commit(close.session, batch, origin.generation)
+        reservation = self._history.tenants.reserve(origin.tenant, batch.size)
+        return Commit(close.session, batch, origin.generation, reservation)
 
     def forget(self, session: int, generated: int = 0) -> bool:
         """Closes a session without a commit. Returns whether it was open and had generated this many tokens."""

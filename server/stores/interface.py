@@ -14,6 +14,10 @@ HISTORY_RESPONSES = 4096
 """The default number of responses kept for each problem, the newest ones."""
 LAST_EPOCH = (1 << 63) - 1
 """The largest epoch that a store can hold. Counted epochs may be larger than MAX_EPOCH, the limit of given ones."""
+PROMPT_BYTES = 100
+"""What a prompt takes in a store besides its names and tokens: its digest, the time of its last write, and rows."""
+RESPONSE_BYTES = 60
+"""What a response takes in a store besides its arrays: its numbers, its row and its place in an index."""
 
 
 class Problem(NamedTuple):
@@ -28,6 +32,11 @@ class Problem(NamedTuple):
     def identity(self) -> "Problem":
         """The same for all prompts of one problem: the problem, without its prompt if it has a name."""
         return self._replace(prompt=b"") if self.name else self
+
+    @property
+    def size(self) -> int:
+        """The bytes that the prompt takes in a store, which has the names twice: in the row and in an index."""
+        return len(self.prompt) + 2 * len((self.namespace + self.name).encode()) + PROMPT_BYTES
 
 
 class Record(NamedTuple):
@@ -65,8 +74,8 @@ class ResponseBatch(NamedTuple):
 
     @property
     def size(self) -> int:
-        """The bytes of its arrays and of its prompt."""
-        return total_size(self.records) + len(self.problem.prompt)
+        """The bytes that it takes in a store, with its prompt."""
+        return total_size(self.records) + RESPONSE_BYTES * len(self.records) + self.problem.size
 
 
 class StoreSize(NamedTuple):
@@ -120,7 +129,9 @@ class Reader(ABC):
         yield self.history(problem)
 
     def sizes(self) -> dict[str, int] | None:
-        """Returns the bytes of the prompts and responses of each namespace; None if the store cannot tell.
+        """Returns the bytes of the prompts and responses of each namespace, counted as in `ResponseBatch.size`.
+
+        Returns None if the store cannot tell.
 
         May take long.
         """

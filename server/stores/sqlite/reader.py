@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import structlog
 
 from histospec.server.errors import Damaged, StoreError
-from histospec.server.stores.interface import Problem, Reader, Record, within
+from histospec.server.stores.interface import PROMPT_BYTES, RESPONSE_BYTES, Problem, Reader, Record, within
 from histospec.server.stores.records import COLUMNS, DamageCount, from_row
 from histospec.server.stores.sqlite.damage import lost_before, note_loss, salvage
 from histospec.server.stores.sqlite.database import (
@@ -42,6 +42,8 @@ T = TypeVar("T")
 NAMING = "id, namespace, problem, digest, tokens"  # columns of prompts
 # The bytes of the arrays of a response.
 SIZE = "length(tokens) + length(logprobs) + length(generated) + length(alternatives)"
+# The bytes of the names of a prompt.
+NAMES = "length(CAST(namespace AS BLOB)) + length(CAST(problem AS BLOB))"
 # Readers no longer see what a drop or a rewind has yet to delete; the parameter is the namespace.
 STAYS = (
     "NOT EXISTS (SELECT 1 FROM leaving WHERE leaving.namespace = ? "
@@ -181,8 +183,12 @@ class SQLiteReader(Reader):
         """See Reader. Reads no arrays, and a page of rows at a time."""
         found: Counter[str] = Counter()
         for table, namespace, size in (
-            ("prompts", "namespace", "length(tokens)"),
-            ("responses", "(SELECT namespace FROM prompts WHERE prompts.id = responses.prompt)", SIZE),
+            ("prompts", "namespace", f"length(tokens) + 2 * ({NAMES}) + {PROMPT_BYTES}"),
+            (
+                "responses",
+                "(SELECT namespace FROM prompts WHERE prompts.id = responses.prompt)",
+                f"{SIZE} + {RESPONSE_BYTES}",
+            ),
         ):
             last = 0
             while page := self._read(

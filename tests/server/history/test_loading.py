@@ -129,7 +129,7 @@ class Callers:
         epoch = self._history.epochs.newest(namespace) + self._random.randrange(2)
         commit = self._sessions.commit(wire.Close(session, True, epoch, None, b"", len(text), 0, b""), epoch)
         assert commit is not None
-        await self._history.commit(commit.batch, commit.generation)
+        await self._history.commit(commit.batch, commit.generation, commit.reservation)
 
     async def _ingest(self, namespace: str, number: int) -> None:
         epoch = self._history.epochs.newest(namespace)

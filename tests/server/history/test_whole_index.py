@@ -96,7 +96,7 @@ async def test_what_was_ingested_during_a_drop_is_read(history: History, store: 
 async def test_what_a_session_from_before_a_drop_leaves_is_read(history: History, store: NotingStore) -> None:
     generation = history.missing.want(NEW)
     await history.drop("run")
-    await history.commit(batch(NEW), generation)
+    await history.commit(batch(NEW), generation, history.tenants.reserve("", 0))
     await history.add(batch(KNOWN))
     assert store.reads == [KNOWN]
 

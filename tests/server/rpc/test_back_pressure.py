@@ -130,7 +130,7 @@ async def test_ingests_wait_while_commits_fill_the_queue_of_the_store(tmp_path: 
     store = BlockedStore(tmp_path)
     async with opened(store) as mine:
         one = batch(250_000, b"one.")
-        commit = asyncio.create_task(mine.commit(one, mine.missing.want(one.problem)))
+        commit = asyncio.create_task(mine.commit(one, mine.missing.want(one.problem), mine.tenants.reserve("", 0)))
         try:
             await until(lambda: store.waiting_bytes > 0)
             with pytest.raises(StoreFull, match="faster than the store and the index can take them; try later"):

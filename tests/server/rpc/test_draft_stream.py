@@ -1,10 +1,18 @@
 """The Draft stream over raw gRPC: the promises of draft.proto, message by message."""
 
+import asyncio
+from unittest.mock import AsyncMock, Mock
+
 import grpc
 import numpy as np
 import pytest
 
+from histospec.server.rpc import slices
+from histospec.server.rpc import wire as messages
+from histospec.server.rpc.answers import Commit
+from histospec.server.rpc.draft_stream import DraftStream
 from histospec.v1 import draft_pb2 as pb
+from tests.support.batches import batch
 from tests.support.servers import Server, Starter
 from tests.support.waiting import eventually
 from tests.support.wires import Connector, Wire
@@ -333,3 +341,23 @@ def test_idle_streams_take_nothing_from_the_part_of_others(start_server: Starter
         refused = "".join(refusal.reason for refusal in answer.refusals)
     assert "half of --memory, and this stream more than its share" in refused
     assert not small.ask(opens=[wire.open(2, [8])], step=wire.step([1], [[2]])).refusals
+
+
+@pytest.mark.asyncio
+async def test_what_the_index_has_is_stored_though_the_stream_ends_amid_its_message(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    history = Mock(refuses_commits=AsyncMock(return_value=""), commit=AsyncMock(return_value=batch(b"aaaa")))
+    context = Mock(write=AsyncMock(), peer=lambda: "ipv4:127.0.0.1:5000")
+    stream = DraftStream(Mock(), history, Mock(), Mock(), Mock(), context, Mock(), Mock())
+    closes = [messages.Close(session, True, 0, None, b"", 1, 0, b"") for session in (1, 2)]
+    message = Mock(opens=[], step=None, closes=closes, sequence=1)
+    monkeypatch.setattr(messages, "message", lambda *_: message)
+    monkeypatch.setattr(slices.Pacer, "after", AsyncMock(side_effect=asyncio.CancelledError))
+    monkeypatch.setattr(
+        stream, "_close_session", lambda close, answer, _: answer.commits.append(Commit(1, batch(b"aaaa"), 0, Mock()))
+    )
+    with pytest.raises(asyncio.CancelledError):
+        await stream._apply(pb.DraftRequest())
+    await stream._answers.stored()
+    assert history.commit.await_count == 1

@@ -12,6 +12,7 @@ from histospec.native import Engine
 from histospec.server.errors import ConfigError
 from histospec.server.history.tenants import KEPT, Tenants
 from histospec.server.security.access import Access
+from histospec.server.stores.interface import StoreSize
 from histospec.v1 import draft_pb2 as pb
 from tests.support.servers import Server, Starter, secret
 from tests.support.waiting import eventually
@@ -39,14 +40,17 @@ class Caller:
         self.name = name
         self.metadata = (("authorization", f"Bearer {secret(name)}"),)
 
-    def ingest(self, prompt: int, namespace: str = "", tokens: int = 2) -> pb.IngestResponse:
+    def ingest(self, *args: Any, **fields: Any) -> pb.IngestResponse:
+        return self.wire.stub.Ingest(self.request(*args, **fields), metadata=self.metadata)
+
+    def request(self, prompt: int, namespace: str = "", tokens: int = 2, problem: str = "") -> pb.IngestRequest:
         text = np.random.default_rng(prompt).integers(0, 1 << 31, tokens).astype("<i4").tobytes()
-        request = pb.IngestRequest(
+        return pb.IngestRequest(
             namespace=namespace or f"{self.name}-run",
             prompt=self.wire.i32([prompt]),
             responses=[pb.Response(tokens=text)],
+            problem=problem,
         )
-        return self.wire.stub.Ingest(request, metadata=self.metadata)
 
     def stream(self) -> Stream:
         return Stream(self.wire.stub, self.metadata)
@@ -76,7 +80,8 @@ def fill(caller: Caller, most: int, **fields: Any) -> tuple[int, str]:
     for number in range(most):
         namespace = f"{caller.name}-{number}" if fields.get("namespaces") else ""
         try:
-            caller.ingest(number, namespace, fields.get("tokens", 2))
+            problem = f"{number}{fields['problem']}" if "problem" in fields else ""
+            caller.ingest(number, namespace, fields.get("tokens", 2), problem)
         except grpc.RpcError as error:
             return number, refused(error)
     return most, ""
@@ -142,6 +147,49 @@ def test_a_tenant_that_fills_the_store_leaves_some_to_others(start: Any) -> None
     assert "of 64MiB; the rest is kept for other tenants" in why
     for number in range(5):
         b.ingest(1000 + number, tokens=100_000)
+
+
+def test_names_count_for_a_share_of_the_store(start: Any) -> None:
+    _, a, _ = start(shares='shares = {store = "1MiB"}')
+    taken, why = fill(a, 200, problem=1000 * "\U0001f600")
+    assert 100 < taken < 150
+    assert "tenant 'a' uses all of its share of 1MiB" in why
+
+
+def test_ingests_at_once_do_not_exceed_a_share_of_the_store(start: Any) -> None:
+    _, a, _ = start(shares='shares = {store = "1MiB"}')
+    requests = [a.request(number, tokens=100_000) for number in range(20)]
+    calls = [a.wire.stub.Ingest.future(request, metadata=a.metadata) for request in requests]
+    reasons = [refused(error) for error in (call.exception() for call in calls) if error is not None]
+    assert len(reasons) == 18
+    assert all("tenant 'a' uses all of its share of 1MiB" in reason for reason in reasons)
+    a.ingest(20, tokens=10_000)  # those that were refused take nothing of the share
+
+
+def test_commits_of_one_message_do_not_exceed_a_share_of_the_store(start: Any) -> None:
+    _, a, _ = start(shares='shares = {store = "1MiB"}')
+    stream, wire = a.stream(), a.wire
+    ids = list(range(1, 9))
+    answer = stream.ask(
+        opens=[wire.open(session, [session], "a-run") for session in ids],
+        step=wire.step(ids, [range(50_000)] * len(ids), max_tokens=0),
+        closes=[wire.commit(session, 50_000) for session in ids],
+    )
+    assert [refusal.session for refusal in answer.refusals] == [6, 7, 8]
+    stream.cancel()
+
+
+def test_bytes_that_wait_for_the_store_count_until_it_has_them_or_refuses_them(tmp_path: Path) -> None:
+    path = tmp_path / "tokens.toml"
+    path.write_text(FILE.format(a=secret("a"), b=secret("b"), shares='shares = {store = "1MiB"}'))
+    tenants = Tenants(Access(path), Engine(1 << 20))
+    with tenants.reserve("a", 1 << 20) as reservation:
+        assert "all of its share of 1MiB" in tenants.store_refusal("a", 1, StoreSize())
+        reservation.settle(100)
+        assert not tenants.store_refusal("a", (1 << 20) - 100, StoreSize())
+    with tenants.reserve("a", 1 << 20):
+        pass
+    assert (tenants.stored["a"], tenants.waiting["a"]) == (100, 0)
 
 
 def test_a_tenant_that_fills_the_index_evicts_its_own_history(start: Any) -> None:

@@ -304,13 +304,27 @@ def test_the_files_settings_are_the_durable_ones(open_store: OpenSQLite) -> None
     assert settings.result() == ["wal", 2]
 
 
-def test_sizes_are_those_of_prompts_and_responses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sizes_are_those_that_count_when_responses_are_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sqlite_reader, "SIZED_AT_ONCE", 3)
     store = SQLiteStore(tmp_path, 8)
     assert store.sizes() == {}
+    sizes = {"run-0": 0, "run-1": 0}
     for number in range(10):
-        put(store, bytes(4 * number), 1, prompt=bytes([number] * 8), namespace=f"run-{number % 2}")
-    assert store.sizes() == {f"run-{odd}": 5 * 8 + sum(4 * n for n in range(odd, 10, 2)) for odd in (0, 1)}
+        namespace, name = f"run-{number % 2}", "é" * number
+        one = batch(bytes(4 * number), 1, prompt=bytes([number] * 8), namespace=namespace, name=name)
+        store.append(one).result()
+        sizes[namespace] += one.size
+    assert store.sizes() == sizes
     store.drop("run-0").result()
-    assert store.sizes() == {"run-1": 5 * 8 + sum(4 * n for n in range(1, 10, 2))}
+    assert store.sizes() == {"run-1": sizes["run-1"]}
     store.close()
+
+
+@pytest.mark.parametrize("name", ["", "a name", 1000 * "\U0001f600"])
+def test_the_size_of_many_small_responses_is_about_that_of_the_file(open_store: OpenSQLite, name: str) -> None:
+    store = open_store()
+    batches = [batch(b"aaaa", prompt=n.to_bytes(4, "big"), name=name and f"{n}{name}") for n in range(1000)]
+    for future in [store.append(one) for one in batches]:
+        future.result()
+    [(pages,)], [(size,)] = rows(store, "PRAGMA page_count"), rows(store, "PRAGMA page_size")
+    assert 0.7 < sum(one.size for one in batches) / (pages * size) < 1.1
