@@ -21,7 +21,7 @@ from histospec.server.history.tenants import Reservation
 from histospec.server.observability.metrics import Metrics
 from histospec.server.rpc.answering import Answering
 from histospec.server.rpc.connections import peer_of
-from histospec.server.stores.interface import ResponseBatch, total_size
+from histospec.server.stores.interface import ResponseBatch
 from histospec.v1 import draft_pb2 as pb
 
 log = structlog.get_logger()
@@ -144,7 +144,7 @@ class Answers:
         """Answers once the store has the responses, or reports that it failed."""
         commits = answer.commits
         sessions = [commit.session for commit in commits]
-        size = sum(total_size(commit.batch.records) for commit in commits)
+        size = sum(commit.batch.waiting_size for commit in commits)
         self._owe(size)
         try:
             storing = (self._history.commit(one.batch, one.generation, one.reservation) for one in commits)

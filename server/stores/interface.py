@@ -18,6 +18,8 @@ PROMPT_BYTES = 100
 """What a prompt takes in a store besides its names and tokens: its digest, the time of its last write, and rows."""
 RESPONSE_BYTES = 60
 """What a response takes in a store besides its arrays: its numbers, its row and its place in an index."""
+WAITING_BYTES = 2 << 10
+"""What a batch takes in memory while it waits for the store, besides its size there."""
 
 
 class Problem(NamedTuple):
@@ -76,6 +78,11 @@ class ResponseBatch(NamedTuple):
     def size(self) -> int:
         """The bytes that it takes in a store, with its prompt."""
         return total_size(self.records) + RESPONSE_BYTES * len(self.records) + self.problem.size
+
+    @property
+    def waiting_size(self) -> int:
+        """About the bytes that it takes in memory while it waits for the store, with its callers."""
+        return self.size + WAITING_BYTES
 
 
 class StoreSize(NamedTuple):

@@ -154,7 +154,7 @@ class RedisStore(RedisReader, Store):
 
     def append(self, batch: ResponseBatch) -> "Future[int]":
         """See Store."""
-        return self._writer.submit(_Append(batch), batch.size)
+        return self._writer.submit(_Append(batch), batch.waiting_size)
 
     def save_estimator(self, namespace: str, state: bytes) -> "Future[None]":
         """See Store. Saves nothing if another shard has dropped the namespace since `replaced` was called."""

@@ -138,7 +138,7 @@ class SQLiteStore(SQLiteReader, Store):
 
     def append(self, batch: ResponseBatch) -> "Future[int]":
         """See Store."""
-        return self.submit(partial(self._appender.append, batch=batch), batch.size)
+        return self.submit(partial(self._appender.append, batch=batch), batch.waiting_size)
 
     def drop(self, namespace: str) -> "Future[int]":
         """See Store."""

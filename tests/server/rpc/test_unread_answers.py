@@ -1,13 +1,18 @@
 """A client that does not read its answers: the server stops reading its stream, and continues once it reads."""
 
+import asyncio
 import queue
 from collections.abc import Iterator
+from unittest.mock import AsyncMock, Mock
 
 import grpc
+import pytest
 
-from histospec.server.rpc.answers import OWED_ANSWERS
+from histospec.server.rpc.answers import OWED_ANSWERS, OWED_BYTES, Answers, Commit
+from histospec.server.stores.interface import WAITING_BYTES
 from histospec.v1 import draft_pb2 as pb
 from histospec.v1 import draft_pb2_grpc as pb_grpc
+from tests.support.batches import batch
 from tests.support.servers import Server
 from tests.support.waiting import eventually
 from tests.support.wires import Wire
@@ -52,3 +57,24 @@ def test_a_stream_whose_answers_are_not_read_is_not_read(server: Server, wire: W
         assert server.metrics()[stored] < MESSAGES
         assert sorted(answer.sequence for answer in answers) == list(range(1, MESSAGES + 1))
         assert server.metrics()[stored] == MESSAGES
+
+
+@pytest.mark.asyncio
+async def test_small_responses_that_wait_for_the_store_count_with_the_memory_that_each_takes() -> None:
+    stored = asyncio.get_running_loop().create_future()
+
+    async def commit(*_: object) -> object:
+        return await stored
+
+    answers = Answers(Mock(write=AsyncMock()), Mock(commit=commit), Mock(), Mock(), Mock())
+    for number in range(4):
+        answer = answers.begin(number, 0.0)
+        answer.commits.extend([Commit(1, batch(b"aaaa"), 0, Mock())] * (OWED_BYTES // WAITING_BYTES // 4))
+        await answers.finish(answer, wanted=True)
+    room = asyncio.ensure_future(answers.room())
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert not room.done()
+    stored.set_result(batch(b"aaaa"))
+    await room
+    await answers.stored()

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from histospec.server.errors import StoreError, StoreFull
-from histospec.server.stores.interface import Problem, Record, ResponseBatch
+from histospec.server.errors import StoreBusy, StoreError, StoreFull
+from histospec.server.stores.interface import WAITING_BYTES, Problem, Record, ResponseBatch
 from histospec.server.stores.sqlite import reader as sqlite_reader
 from histospec.server.stores.sqlite import writes as sqlite_writes
 from histospec.server.stores.sqlite.file import FILE_NAME
@@ -174,6 +174,17 @@ def test_a_writer_that_is_too_far_behind_refuses(open_store: OpenSQLite) -> None
     accepted.result()
     put(store, bytes(200 << 10))
     put(store, bytes(2 << 20))  # larger than the limit, but alone
+
+
+def test_small_responses_that_wait_count_with_the_memory_that_each_takes(open_store: OpenSQLite) -> None:
+    store = open_store(max_backlog=1 << 20)
+    gate = Latch()
+    store.submit(lambda connection: gate.wait())
+    futures = [store.append(batch(b"aaaa", prompt=number.to_bytes(4, "big"))) for number in range(1000)]
+    gate.set()
+    refused = sum(isinstance(future.exception(), StoreBusy) for future in futures)
+    assert 1000 - refused <= (1 << 20) / WAITING_BYTES
+    assert store.count() == 1000 - refused
 
 
 def test_a_file_grows_to_its_limit_and_what_leaves_makes_room(open_store: OpenSQLite, tmp_path: Path) -> None:
