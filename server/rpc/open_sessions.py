@@ -78,7 +78,13 @@ class OpenSessions:
     async def open(self, opening: wire.Open) -> None:
         """Opens a session in the engine, and starts to read its problem's history if the index lacks it."""
         problem = opening.problem
-        number, prompt_length, known = await self._open_in_engine(opening)
+        tenant = self._history.namespaces.tenant(problem.namespace)
+        self._history.tenants.sessions[tenant] += 1  # before other streams ask for a share
+        try:
+            number, prompt_length, known = await self._open_in_engine(opening)
+        except BaseException:
+            self._history.tenants.sessions[tenant] -= 1
+            raise
         self._ids[opening.session ^ SECRET] = number
         # A later turn belongs to the problem with which its prompt begins, in the store as in the index.
         named = prompt_length * opening.prompt.itemsize
@@ -86,10 +92,8 @@ class OpenSessions:
         seed = opening.seed if named == len(problem.prompt) else None
         problem = problem._replace(prompt=problem.prompt[:named])
         shared = SHARED.setdefault(problem, Shared(problem))
-        tenant = self._history.namespaces.tenant(problem.namespace)
         generation = self._history.missing.want(shared.problem, known)
         self._origins[opening.session ^ SECRET] = Origin(shared, seed, generation, tenant)
-        self._history.tenants.sessions[tenant] += 1
 
     async def _open_in_engine(self, opening: wire.Open) -> tuple[int, int, bool]:
         open_session = functools.partial(

@@ -137,6 +137,19 @@ def test_a_share_of_the_token_file_holds(start: Any) -> None:
     eventually(lambda: server.metrics()['histospec_tenant_used{resource="sessions",tenant="a"}'] == 0)
 
 
+def test_sessions_that_open_at_once_do_not_exceed_a_share(start: Any) -> None:
+    """On many streams, with prompts that take a while."""
+    server, a, _ = start(shares="shares = {sessions = 2}")
+    streams = [a.stream() for _ in range(20)]
+    for number, stream in enumerate(streams):
+        stream.send(opens=[a.wire.open(1, range(number, 17_000), "a-run")], step=a.wire.step([], []))
+    assert sum(len(stream.receive().refusals) for stream in streams) == 18
+    assert server.metrics()['histospec_tenant_used{resource="sessions",tenant="a"}'] == 2
+    for stream in streams:
+        stream.cancel()
+    eventually(lambda: server.metrics()['histospec_tenant_used{resource="sessions",tenant="a"}'] == 0)
+
+
 def test_a_tenant_that_fills_the_store_leaves_some_to_others(start: Any) -> None:
     server, a, b = start("--disk", "64MiB")
     b.ingest(0)
