@@ -28,6 +28,26 @@ BUCKETS = 64
 
 FIELD = struct.Struct(">cQQ6s")  # sorts by epoch, then arrival
 
+PUT = """
+local about = redis.call('HGET', KEYS[1], 'about')
+if not about then
+    if ARGV[1] == '' then return -1 end
+    redis.call('HSET', KEYS[1], 'about', ARGV[1])
+elseif ARGV[1] ~= '' and string.sub(about, 1, ARGV[2]) ~= string.sub(ARGV[1], 1, ARGV[2]) then
+    return -2
+end
+for i = 4, #ARGV, 2 do redis.call('HSET', KEYS[1], ARGV[i], ARGV[i + 1]) end
+if ARGV[3] == '0' then redis.call('PERSIST', KEYS[1]) else redis.call('PEXPIRE', KEYS[1], ARGV[3]) end
+return redis.call('HLEN', KEYS[1]) - 1
+"""
+"""Adds responses to the hash of a problem, which never has responses without "about". Returns how many it has then.
+
+Arguments: the problem, or nothing if it was compared before; how many bytes of it to compare; how many milliseconds it
+stays, 0 for ever; then names and values.
+"""
+GONE, OTHER = -1, -2
+"""Answers of PUT: the hash of a compared problem is gone; another problem has the hash."""
+
 
 def digest_of(problem: Problem) -> bytes:
     """Returns the 16 bytes that identify a problem."""

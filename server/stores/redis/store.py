@@ -6,6 +6,7 @@ may have lost them. What needs all problems of a namespace first looks for unlis
 chooses the name of a response's field once: after a lost answer, writing the response again changes nothing.
 """
 
+import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +25,10 @@ from histospec.server.stores.group_commit import MAX_BACKLOG, GroupCommit, Work
 from histospec.server.stores.interface import HISTORY_RESPONSES, ResponseBatch, Store, StoreSize
 from histospec.server.stores.redis.keys import (
     GENERATIONS,
+    GONE,
     NAMESPACES,
+    OTHER,
+    PUT,
     about_of,
     compared_size,
     digest_of,
@@ -45,26 +49,6 @@ log = structlog.get_logger()
 PATIENCE = 10.0
 PAUSES = (0.05, 0.1, 0.2, 0.5)  # seconds between tries; the last one repeats
 KNOWN_PROBLEMS = 200_000  # problems whose epochs are remembered, so that a write need not ask for them
-
-PUT = """
-local about = redis.call('HGET', KEYS[1], 'about')
-if not about then
-    if ARGV[1] == '' then return -1 end
-    redis.call('HSET', KEYS[1], 'about', ARGV[1])
-elseif ARGV[1] ~= '' and string.sub(about, 1, ARGV[2]) ~= string.sub(ARGV[1], 1, ARGV[2]) then
-    return -2
-end
-for i = 4, #ARGV, 2 do redis.call('HSET', KEYS[1], ARGV[i], ARGV[i + 1]) end
-if ARGV[3] == '0' then redis.call('PERSIST', KEYS[1]) else redis.call('PEXPIRE', KEYS[1], ARGV[3]) end
-return redis.call('HLEN', KEYS[1]) - 1
-"""
-"""Adds responses to the hash of a problem, which never has responses without "about". Returns how many it has then.
-
-Arguments: the problem, or nothing if it was compared before; how many bytes of it to compare; how many milliseconds it
-stays, 0 for ever; then names and values.
-"""
-GONE, OTHER = -1, -2
-"""Answers of PUT: the hash of a compared problem is gone; another problem has the hash."""
 
 
 class _Append:
@@ -122,6 +106,8 @@ class RedisStore(RedisReader, Store):
         self._epochs: OrderedDict[bytes, set[int]] = OrderedDict()
         self._away = False
         self._writer: GroupCommit[_Append | partial[Any]] = GroupCommit(self._write, servers.close, max_backlog)
+        self._completing: GroupCommit[_Append | partial[Any]] = GroupCommit(self._complete, lambda: None)
+        self._closing = threading.Event()
 
     # Writing
 
@@ -162,23 +148,45 @@ class RedisStore(RedisReader, Store):
 
     def drop(self, namespace: str) -> "Future[int]":
         """See Store."""
-        return self._writer.submit(partial(self._drop, namespace.encode()), 0)
+        return self._completing.submit(partial(self._drop, namespace.encode()), 0)
 
     def rewind(self, namespace: str, epoch: int) -> "Future[int]":
         """See Store."""
-        return self._writer.submit(partial(self._rewind, namespace.encode(), epoch), 0)
+        return self._completing.submit(partial(self._rewind, namespace.encode(), epoch), 0)
+
+    def _complete(self, group: list[Work[Any]]) -> None:
+        """Looks for unlisted problems once for all drops and rewinds that wait, and passes these on to the writer.
+
+        Writes do not wait for it. Looks for half of the time at most.
+        """
+        started = time.monotonic()
+
+        def look(works: list[Work[Any]]) -> list[None]:
+            self._lists.complete()
+            return [None] * len(works)
+
+        def pass_on(work: Work[Any], _: None) -> None:
+            self._writer.again(work, work.what)
+
+        self._patiently(look, group, pass_on)
+        self._closing.wait(time.monotonic() - started)
 
     def _write(self, group: list[Work[Any]]) -> None:
         """Writes the group in order; sends neighbouring appends together."""
         for kind, some in groupby(group, key=lambda work: type(work.what)):
             works = list(some)
             if kind is _Append:
-                self._patiently(self._append, works)
+                self._patiently(self._append, works, self._writer.settle)
             else:
-                self._patiently(self._run, works)
+                self._patiently(self._run, works, self._writer.settle)
 
-    def _patiently(self, run: Callable[[list[Work[Any]]], list[Any]], works: list[Work[Any]]) -> None:
-        """Answers works with the results of `run`, or with errors; runs those again that may still succeed."""
+    def _patiently(
+        self,
+        run: Callable[[list[Work[Any]]], list[Any]],
+        works: list[Work[Any]],
+        done: Callable[[Work[Any], Any], None],
+    ) -> None:
+        """Calls `done` with the results of `run`, or answers with errors; runs those again that may still succeed."""
         until = time.monotonic() + (0 if self._away else self._patience)
         for pause in chain(PAUSES, repeat(PAUSES[-1])):
             try:
@@ -192,7 +200,7 @@ class RedisStore(RedisReader, Store):
                 elif isinstance(result, Exception):
                     self._writer.fail(work, result if isinstance(result, StoreError) else explain(result))
                 else:
-                    self._writer.settle(work, result)
+                    done(work, result)
             if not again:
                 break
             works = [work for work, _ in again]
@@ -330,7 +338,6 @@ class RedisStore(RedisReader, Store):
         return gone
 
     def _drop(self, namespace: bytes) -> int:
-        self._lists.complete()
         (listed,) = self._servers.run([("ZREM", NAMESPACES, namespace)])
         dropped = 0
         for members, digests in walk(namespace, self._servers.run):
@@ -345,7 +352,6 @@ class RedisStore(RedisReader, Store):
         return dropped
 
     def _rewind(self, namespace: bytes, epoch: int) -> int:
-        self._lists.complete()
         forgotten = 0
         for members, digests in walk(namespace, self._servers.run):
             keys = [problem_key(digest) for digest in digests]
@@ -371,6 +377,8 @@ class RedisStore(RedisReader, Store):
 
     def close(self) -> None:
         """See Store."""
+        self._closing.set()
+        self._completing.close()
         self._writer.close()
 
 

@@ -25,7 +25,7 @@ from tests.server.stores.conftest import OpenRedis
 from tests.support.batches import batch, put
 from tests.support.ports import free_port
 from tests.support.redis_processes import RedisCluster, RedisProcess, require_redis
-from tests.support.waiting import eventually
+from tests.support.waiting import Latch, eventually
 
 PROBLEM = Problem("run", b"prompt..")
 
@@ -270,6 +270,42 @@ def test_problems_that_redis_forgot_leave_their_list(open_redis: OpenRedis, redi
     redis_server.client.delete(*keys[5:10])
     store.rewind("run", 0).result()
     assert (store.count(), listed()) == (10, 10)
+
+
+def test_writes_do_not_wait_while_a_drop_looks_for_unlisted_problems(
+    open_redis: OpenRedis, redis_server: RedisProcess
+) -> None:
+    """Drops that wait meanwhile share the next look."""
+    store = open_redis(redis_server.url)
+    put(store, b"gone", namespace="a")
+    complete, looks, begun, may = store._lists.complete, [], Latch(), Latch()
+
+    def look() -> None:
+        looks.append(1)
+        begun.set()
+        may.wait()
+        complete()
+
+    store._lists.complete = look  # type: ignore[method-assign]
+    drops = [store.drop("a")]
+    begun.wait()
+    drops += [store.rewind("b", 1), store.drop("c"), store.drop("a")]
+    try:
+        put(store, b"kept", namespace="b")
+        assert not any(drop.done() for drop in drops)
+    finally:
+        may.set()
+    assert [drop.result() for drop in drops] == [1, 0, 0, 0]
+    assert len(looks) == 2
+    assert store.count() == 1
+
+
+def test_closing_finishes_the_drops_that_wait(open_redis: OpenRedis, redis_server: RedisProcess) -> None:
+    store = open_redis(redis_server.url)
+    put(store, b"gone", namespace="a")
+    drops = [store.drop("a"), store.drop("b")]
+    store.close()
+    assert [drop.result(0) for drop in drops] == [1, 0]
 
 
 def test_a_problem_that_comes_back_while_its_list_is_tidied_stays_listed(
