@@ -91,9 +91,8 @@ class History:
         self.epochs = Epochs(store, watch_seconds, self._follow)
         self.tenants = tenants
         self.namespaces = Namespaces(max_namespaces, tenants)
-        self.aborted: AbortedResponses[tuple[str, str]] = AbortedResponses(  # by namespace and problem id
-            tenant=lambda problem: self.namespaces.tenant(problem[0])
-        )
+        # By namespace and problem id.
+        self.aborted = AbortedResponses[tuple[str, str]](tenant=lambda problem: self.namespaces.tenant(problem[0]))
         self._engine = engine
         self._store = store
         self._indexing = Indexing(engine)
@@ -198,7 +197,6 @@ class History:
             explicit_epoch: the caller gave the epoch: weight-change counts no longer advance the namespace.
             patience: seconds.
             creator: the name of the caller's token, which creates a new namespace.
-
         """
         started = time.monotonic()
         self.require_open()
