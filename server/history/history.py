@@ -229,7 +229,7 @@ class History:
             if refusal := self.store_refusal(batch.problem.namespace, batch.size):
                 raise StoreFull(f"{refusal}; the request is refused")
             reservation = self.tenants.reserve(self.namespaces.tenant(batch.problem.namespace), batch.size)
-            self._unindexed += batch.waiting_size  # before other callers check for room
+            self._unindexed += batch.size  # before other callers check for room
             try:
                 return await self._tasks.run(self._store_and_index(batch, reservation))
             except StoreBusy:  # commits took the room
@@ -268,7 +268,7 @@ class History:
                     raise
             return kept
         finally:
-            self._unindexed -= batch.waiting_size
+            self._unindexed -= batch.size
             reservation.settle()
 
     async def _append(self, batch: ResponseBatch, reservation: Reservation) -> ResponseBatch:
