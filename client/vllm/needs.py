@@ -169,7 +169,13 @@ NEEDS = (
     Need(f"{ENGINE_ARGS}.create_speculative_config",
          begins=("self", "target_model_config", "target_parallel_config"), body=True, without=_NOT_ENABLED),
     Need(f"{ENGINE_ARGS}.__post_init__"),
-    Need(ENGINE_ARGS, has=("speculative_config", "scheduler_cls", "async_scheduling", "logits_processors")),
+    Need(
+        ENGINE_ARGS,
+        has=(
+            "speculative_config", "scheduler_cls", "async_scheduling", "logits_processors", "enable_lora", "max_num_seqs",
+            "max_num_batched_tokens", "compilation_config",
+        ),
+    ),
     Need(f"{ENGINE_ARGS}.spec_method", without=NO_SETTING),
     Need(f"{ENGINE_ARGS}.spec_model", without=NO_SETTING),
     Need(f"{ENGINE_ARGS}.spec_tokens", without=NO_SETTING),

@@ -105,7 +105,7 @@ class AbortedResponses(Generic[Problem]):
                 self._remove(tenant, key)
 
     def _expire(self) -> None:
-        now = self._clock()
+        now = self._clock() if self._since else 0.0
         for tenant, since in list(self._since.items()):
             while since and now - next(iter(since.values())) > SECONDS:
                 self._remove(tenant, next(iter(since)))
