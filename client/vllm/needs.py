@@ -172,8 +172,8 @@ NEEDS = (
     Need(
         ENGINE_ARGS,
         has=(
-            "speculative_config", "scheduler_cls", "async_scheduling", "logits_processors", "enable_lora", "max_num_seqs",
-            "max_num_batched_tokens", "compilation_config",
+            "speculative_config", "scheduler_cls", "async_scheduling", "logits_processors", "compilation_config",
+            "enable_lora", "max_num_seqs", "max_num_batched_tokens",
         ),
     ),
     Need(f"{ENGINE_ARGS}.spec_method", without=NO_SETTING),
