@@ -76,7 +76,7 @@ def test_a_signal_ends_the_command_and_then_drains_the_server(tmp_path: Path) ->
         child.send_signal(signal.SIGINT)
         child.send_signal(signal.SIGTERM)
         code, output = child.end()
-    assert code == 9
+    assert code == 9, output
     assert "the command got SIGTERM" in output
     assert "the command got SIGINT" not in output
     assert output.index("the command got") < output.index('"event": "draining"') < output.index('"event": "stopped"')
