@@ -1,7 +1,8 @@
 """Measures three tenants of a server under `histospec bench` each, alone and next to a hostile tenant.
 
 The hostile tenant fills its share of the store, opens sessions up to its share, and names its namespaces like those of
-others. Prints a Markdown table: the p99 of a step of each tenant alone, with the two others, and with all, by turns.
+others. Prints a Markdown table: the p99 of a step of each tenant alone, with the two others, with all, and with all but
+each with a server of its own on this machine. The four take turns.
 """
 
 import argparse
@@ -12,9 +13,9 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +32,7 @@ STORE, SESSIONS, NAMESPACES = 24 << 20, 256, 64
 LOAD = ("--batch", "64", "--problems", "32", "--responses", "8", "--length", "500", "--interval", "0.03")
 """A worker of 64 requests whose forward pass takes 30 ms."""
 PATIENCE = "2"  # seconds of a step: a worker that gives up sooner would hide slow answers
+CONDITIONS = ("alone", "three", "hostile", "apart")
 FIGURES = ("step_p50_ms", "step_p99_ms", "late_share", "unanswered_share")
 
 
@@ -66,14 +68,15 @@ def _idle() -> None:
 class Hostile:
     """The fourth tenant. Counts what the server took and refused, and what it saw of others."""
 
-    def __init__(self, endpoint: str) -> None:
-        self._endpoint = endpoint
+    def __init__(self) -> None:
+        self._endpoint = ""
         self._ending = threading.Event()
         self.took = self.refused = self.seen = 0
 
     @contextmanager
-    def attacking(self) -> Iterator[None]:
-        """Attacks during the block, from three threads. They are idle tasks, as if they were on another machine."""
+    def attacking(self, endpoint: str) -> Iterator[None]:
+        """Attacks this server during the block, from three threads. They are idle tasks, as if on another machine."""
+        self._endpoint = endpoint
         self._ending.clear()
         with ThreadPoolExecutor(3, initializer=_idle) as pool:
             threads = [pool.submit(work) for work in (self._fill, self._open, self._look)]
@@ -119,10 +122,31 @@ class Hostile:
                 number += 1
 
 
-def together(endpoint: str, tenants: Sequence[str], steps: int) -> dict[str, dict[str, float]]:
-    """Runs these tenants side by side."""
-    with ThreadPoolExecutor(len(tenants)) as pool:
-        return dict(zip(tenants, pool.map(lambda tenant: bench(endpoint, tenant, steps), tenants), strict=True))
+def together(endpoints: Mapping[str, str], steps: int) -> dict[str, dict[str, float]]:
+    """Runs the tenants at the same time, each with the server of its name."""
+    with ThreadPoolExecutor(len(endpoints)) as pool:
+        figures = pool.map(lambda tenant: bench(endpoints[tenant], tenant, steps), endpoints)
+        return dict(zip(endpoints, figures, strict=True))
+
+
+def turn(
+    shared: str, own: Mapping[str, str], hostile: Hostile, steps: int
+) -> Iterator[tuple[str, str, dict[str, float]]]:
+    """Yields the conditions, tenants and figures of one turn.
+
+    `apart` has the processes of `hostile` and a server for each tenant, so it differs by what tenants share.
+    """
+    for name in TENANTS:
+        yield "alone", name, bench(shared, name, steps)
+    one = dict.fromkeys(TENANTS, shared)
+    for name, figures in together(one, steps).items():
+        yield "three", name, figures
+    with hostile.attacking(shared):
+        for name, figures in together(one, steps).items():
+            yield "hostile", name, figures
+    with hostile.attacking(own[HOSTILE]):
+        for name, figures in together({name: own[name] for name in TENANTS}, steps).items():
+            yield "apart", name, figures
 
 
 def main() -> None:
@@ -131,33 +155,37 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--steps", type=int, default=300)
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as made:
+    with tempfile.TemporaryDirectory() as made, ExitStack() as servers:
         folder = Path(made)
         tokens = folder / "tokens.toml"
         tokens.write_text(token_file())
-        with running(folder / "data", folder / "log", "--memory", "1GiB", "--tokens", str(tokens)) as server:
-            kept = {name: DraftClient(server.endpoint, f"{name}-kept", token=secret(name)) for name in TENANTS}
-            for client in kept.values():
-                client.ingest([1], [Response([2, 3, 4])], epoch=0)
-            hostile = Hostile(server.endpoint)
-            found: dict[tuple[str, str], list[dict[str, float]]] = {}
-            for _ in range(options.turns):
-                for name in TENANTS:
-                    found.setdefault(("alone", name), []).append(bench(server.endpoint, name, options.steps))
-                for name, figures in together(server.endpoint, TENANTS, options.steps).items():
-                    found.setdefault(("three", name), []).append(figures)
-                with hostile.attacking():
-                    for name, figures in together(server.endpoint, TENANTS, options.steps).items():
-                        found.setdefault(("hostile", name), []).append(figures)
-            lost = [name for name, client in kept.items() if len(client.history([1])) != 1]
+
+        def start(name: str) -> str:
+            """Starts a server with the tokens of all tenants. Returns its endpoint."""
+            arguments = ("--memory", "1GiB", "--tokens", str(tokens))
+            return servers.enter_context(running(folder / name, folder / f"{name}.log", *arguments)).endpoint
+
+        shared, own = start("shared"), {name: start(name) for name in (*TENANTS, HOSTILE)}
+        kept = {name: DraftClient(shared, f"{name}-kept", token=secret(name)) for name in TENANTS}
+        for client in kept.values():
+            client.ingest([1], [Response([2, 3, 4])], epoch=0)
+        hostile = Hostile()
+        found: dict[tuple[str, str], list[dict[str, float]]] = {}
+        for _ in range(options.turns):
+            for condition, name, figures in turn(shared, own, hostile, options.steps):
+                found.setdefault((condition, name), []).append(figures)
+        lost = [name for name, client in kept.items() if len(client.history([1])) != 1]
     rows = []
     for name in TENANTS:
-        alone = statistics.median(some["step_p99_ms"] for some in found["alone", name])
-        for beside in ("alone", "three", "hostile"):
-            middle = {f: statistics.median(some[f] for some in found[beside, name]) for f in FIGURES}
-            cells = [f"{middle[figure]:.3g}" for figure in FIGURES]
-            rows.append([f"{name}, {beside}", *cells, f"{middle['step_p99_ms'] / alone:.2f}"])
-    print(table(["tenant, beside", *FIGURES, "p99 / alone"], rows), end="")
+        middle = {
+            condition: {f: statistics.median(some[f] for some in found[condition, name]) for f in FIGURES}
+            for condition in CONDITIONS
+        }
+        for condition, figures in middle.items():
+            ratios = [figures["step_p99_ms"] / middle[other]["step_p99_ms"] for other in ("alone", "apart")]
+            cells = [f"{figures[figure]:.3g}" for figure in FIGURES]
+            rows.append([f"{name}, {condition}", *cells, *(f"{ratio:.2f}" for ratio in ratios)])
+    print(table(["tenant, condition", *FIGURES, "p99 / alone", "p99 / apart"], rows), end="")
     print(f"\nlost: {lost or 'nothing'}; the hostile tenant saw {hostile.seen} responses of others")
     print(f"it stored {hostile.took} batches of 0.6 MiB, and the server refused {hostile.refused}")
 
