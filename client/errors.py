@@ -79,5 +79,9 @@ _CLASSES: dict[grpc.StatusCode, type[HistoSpecError]] = {
 
 def from_status(code: grpc.StatusCode, details: str | None, what: str) -> HistoSpecError:
     """Returns the error for a call that ended with `code`; `what` names the call and the shard."""
-    text = "".join(c if c.isprintable() else "?" for c in details or code.name)
-    return _CLASSES.get(code, ServerError)(f"{what}: {text}")
+    return _CLASSES.get(code, ServerError)(f"{what}: {printable(details or code.name)}")
+
+
+def printable(text: str) -> str:
+    """Returns a server's text without control characters, which could write to a terminal or forge lines of a log."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else "?" for c in text)

@@ -12,6 +12,8 @@ from typing import NamedTuple
 
 import grpc
 
+from histospec.client.errors import printable
+
 log = logging.getLogger("histospec.client")
 
 PAUSE = 60.0
@@ -20,10 +22,9 @@ LONGEST = 300
 """Characters of a server's text in a line."""
 
 
-def printable(text: str) -> str:
+def short(text: str) -> str:
     """Returns a server's text for a line of the log: without control characters, and not too long."""
-    short = text if len(text) <= LONGEST else text[:LONGEST] + "..."
-    return short if short.isprintable() else "".join(c if c.isprintable() else "?" for c in short)
+    return printable(text if len(text) <= LONGEST else text[:LONGEST] + "...")
 
 
 class Outage(NamedTuple):
@@ -96,7 +97,7 @@ class Contact:
 
     def failed(self, code: grpc.StatusCode, details: str, now: float) -> bool:
         """Notes that it did not answer. Returns whether to log it now."""
-        self.answers, self.code, self.details = False, code, printable(details)
+        self.answers, self.code, self.details = False, code, short(details)
         if self._lost is None:
             self._lost = now
         return self.remind(now)

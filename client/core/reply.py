@@ -5,7 +5,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from histospec.client.core.commits import Commit
-from histospec.client.core.outage_log import printable
+from histospec.client.core.outage_log import short
 from histospec.client.core.step import Drafts, GarbledReply, Part, array
 from histospec.protocol.arrays import INT32, UINT64
 from histospec.v1 import draft_pb2 as pb
@@ -59,8 +59,8 @@ class Reply(NamedTuple):
 
         The server does not hold the `unknown` sessions; the `continued` ones continue an aborted response.
         """
-        refused = {r.session: printable(r.reason) for r in response.refusals if not r.later}
-        later = {r.session: printable(r.reason) for r in response.refusals if r.later}
+        refused = {r.session: short(r.reason) for r in response.refusals if not r.later}
+        later = {r.session: short(r.reason) for r in response.refusals if r.later}
         return cls(
             part=part,
             drafts=drafts,

@@ -12,7 +12,7 @@ import numpy as np
 
 from histospec.client import values
 from histospec.client.config import is_address
-from histospec.client.core.outage_log import printable
+from histospec.client.core.outage_log import short
 from histospec.client.core.step import GarbledReply, array
 from histospec.client.errors import ServerError
 from histospec.protocol import alternatives
@@ -105,9 +105,9 @@ def topology(_request: pb.TopologyRequest, answer: pb.TopologyResponse) -> list[
     if len(answer.shards) > MAX_SHARDS:
         raise GarbledReply(f"shards: {len(answer.shards)} are more than the limit of {MAX_SHARDS}")
     for i, shard in enumerate(answer.shards):
-        wrong = not shard.name or printable(shard.name) != shard.name
+        wrong = not shard.name or short(shard.name) != shard.name
         if wrong or not (shard.listening or is_address(shard.address)):
-            raise GarbledReply(f"shards[{i}]: {printable(shard.name)!r} at {printable(shard.address)!r}")
+            raise GarbledReply(f"shards[{i}]: {short(shard.name)!r} at {short(shard.address)!r}")
     return list(answer.shards)
 
 
@@ -125,16 +125,16 @@ def inspection(_request: pb.InspectRequest, answer: pb.InspectResponse) -> value
         raise GarbledReply(f"time: {answer.time}")
     facts = answer.facts
     return values.Inspection(
-        shard=printable(answer.shard),
-        version=printable(answer.version),
+        shard=short(answer.shard),
+        version=short(answer.version),
         time=answer.time,
         limits={field.name: number for field, number in answer.limits.ListFields()},
-        rights=tuple(map(printable, answer.rights)),
+        rights=tuple(map(short, answer.rights)),
         namespace=values.NamespaceFacts(**{field.name: getattr(facts, field.name) for field in facts.DESCRIPTOR.fields})
         if answer.HasField("facts")
         else None,
-        similar=tuple(map(printable, answer.similar)),
-        shared=tuple(values.SharedPrompts(printable(s.namespace), s.prompts, s.asked) for s in answer.shared),
+        similar=tuple(map(short, answer.similar)),
+        shared=tuple(values.SharedPrompts(short(s.namespace), s.prompts, s.asked) for s in answer.shared),
         loaded=answer.loaded,
-        trouble=printable(answer.trouble),
+        trouble=short(answer.trouble),
     )

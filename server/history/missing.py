@@ -148,7 +148,7 @@ class Missing:
         return generation
 
     def _may_wait(self, problem: Problem, others: int) -> bool:
-        """Returns whether a problem may wait for a read beside so many others."""
+        """Returns whether a problem may wait for a read while so many others do."""
         return others < WAITING and self._waiting_bytes + len(problem.prompt) <= WAITING_BYTES
 
     def _possible(self, problem: Problem) -> bool:

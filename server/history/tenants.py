@@ -53,7 +53,7 @@ class Use(NamedTuple):
 class Reservation:
     """Bytes of a tenant that wait for the store, and count as if they were stored. Ends with `settle` or as a context.
 
-    Whoever asks for a refusal makes the reservation before others can ask.
+    A caller makes it right after `store_refusal` has allowed the bytes, before another caller asks.
     """
 
     def __init__(self, tenants: "Tenants", tenant: str, size: int) -> None:

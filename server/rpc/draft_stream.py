@@ -31,7 +31,7 @@ from histospec.server.rpc.encoded import Undecodable
 from histospec.server.rpc.open_sessions import OpenSessions
 from histospec.server.security.access import Permit
 from histospec.server.settings.config import Config
-from histospec.server.stores.interface import LAST_EPOCH, RESPONSE_BYTES
+from histospec.server.stores.interface import LAST_EPOCH
 from histospec.v1 import draft_pb2 as pb
 
 log = structlog.get_logger()
@@ -350,7 +350,7 @@ class DraftStream:
             refusal, again = f"closes: the token has no right to write in namespace {namespace!r}", False
         elif not refusal:
             arrays = close.generated * INT32.itemsize + len(close.logprobs) + len(close.alternatives)
-            refusal = self._history.store_refusal(namespace, origin.problem.size + RESPONSE_BYTES + arrays)
+            refusal = self._history.store_refusal(namespace, origin.problem.size_with(arrays, responses=1))
         if not refusal:
             try:
                 epoch = self._epoch(namespace, close)

@@ -35,10 +35,13 @@ class Problem(NamedTuple):
         """The same for all prompts of one problem: the problem, without its prompt if it has a name."""
         return self._replace(prompt=b"") if self.name else self
 
-    @property
-    def size(self) -> int:
-        """The bytes that the prompt takes in a store, which has the names twice: in the row and in an index."""
-        return len(self.prompt) + 2 * len((self.namespace + self.name).encode()) + PROMPT_BYTES
+    def size_with(self, arrays: int, responses: int) -> int:
+        """Returns the bytes that the prompt and so many responses, whose arrays have `arrays` bytes, take in a store.
+
+        A store has the names twice: in the row and in an index.
+        """
+        names = 2 * len((self.namespace + self.name).encode())
+        return len(self.prompt) + names + PROMPT_BYTES + arrays + responses * RESPONSE_BYTES
 
 
 class Record(NamedTuple):
@@ -77,7 +80,7 @@ class ResponseBatch(NamedTuple):
     @property
     def size(self) -> int:
         """The bytes that it takes in a store, with its prompt."""
-        return total_size(self.records) + RESPONSE_BYTES * len(self.records) + self.problem.size
+        return self.problem.size_with(total_size(self.records), len(self.records))
 
     @property
     def waiting_size(self) -> int:

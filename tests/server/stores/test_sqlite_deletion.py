@@ -147,7 +147,7 @@ def test_what_is_old_is_forgotten_in_slices(open_store: OpenSQLite, monkeypatch:
 def test_looking_for_old_prompts_does_not_grow_with_the_prompts_of_a_name(
     open_store: OpenSQLite, monkeypatch: pytest.MonkeyPatch, seconds: float, alive: bool
 ) -> None:
-    """Counted in steps of SQLite's virtual machine, beside as many problems without a name; in any number of slices."""
+    """Counted in steps of SQLite's virtual machine, compared with as many problems without a name, in any slices."""
     monkeypatch.setattr(sqlite_writes, "SLICE_SECONDS", seconds)
     store = open_store()
     steps = []
