@@ -8,9 +8,8 @@ gRPC has no other way to take an answer back.
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from io import BytesIO
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -21,8 +20,6 @@ from histospec.server.logs.lines import Throttle
 from histospec.server.observability.metrics import Metrics
 from histospec.server.rpc.connections import Connections, peer_of
 from histospec.server.rpc.places import Places
-from histospec.server.stores.interface import Record
-from histospec.v1 import draft_pb2 as pb
 
 log = structlog.get_logger()
 THROTTLE = Throttle()
@@ -32,8 +29,8 @@ SMALL_ANSWER = 256 << 10
 LARGE_AT_ONCE, LARGE_EACH = 2, 1
 """Large answers at a time, in all and for one caller."""
 PACED, PACE = 8 << 20, 8 << 20
-"""To read, encode and copy an answer of 48 MiB delays four steps by 10 to 20 ms. So after an answer of more than PACED
-bytes, the caller's next large one waits: a second for each further PACE bytes."""
+"""For an answer of 48 MiB, gRPC's copy delays a step by 30 ms, and reading and encoding it delay some by 3 ms. So after
+an answer of more than PACED bytes, the caller's next large one waits: a second for each further PACE bytes."""
 LARGE_WAITING_EACH = 128
 """Calls of one caller that may wait for a large answer; further ones are refused."""
 MADE_AT_ONCE, MADE_EACH, MADE_FOR_CONNECTION = 4, 3, 2
@@ -52,7 +49,6 @@ CHECK_SECONDS = 0.25
 WAIT_SECONDS, WAITS = 0.025, 1000
 """While connections have no memory for answers, each checks every WAIT_SECONDS, but all of them at most WAITS times a
 second."""
-PIECE = 256 << 10  # bytes copied at a time: 0.1 ms
 
 
 class _Unread:
@@ -206,19 +202,3 @@ class Answering:
         for peer, size in stalled.items():
             if (more := THROTTLE.admits("unread")) is not None:
                 log.warning("a caller does not read its answers: connection ended", peer=peer, bytes=size, **more)
-
-
-def encoded_history(records: Iterable[Record]) -> bytes:
-    """Returns an encoded HistoryResponse with these records.
-
-    Encodes one response at a time and joins them in pieces, so that other threads run in between: 45 MiB at once would
-    stop them for 0.1 s.
-    """
-    whole = BytesIO()  # concatenated messages decode as one message with the elements of all
-    for record in records:
-        one = pb.HistoryResponse()
-        one.responses.add(**record._asdict())  # a message that is given is copied
-        encoded = memoryview(one.SerializeToString())
-        for start in range(0, len(encoded), PIECE):
-            whole.write(encoded[start : start + PIECE])
-    return whole.getvalue()

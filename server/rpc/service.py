@@ -20,8 +20,8 @@ from histospec.server.errors import Crowded, LimitExceeded, Unavailable
 from histospec.server.history.history import History
 from histospec.server.history.namespaces import look_alikes
 from histospec.server.observability.metrics import Metrics
-from histospec.server.rpc import slices, wire
-from histospec.server.rpc.answering import SMALL_ANSWER, Answering, encoded_history
+from histospec.server.rpc import encoded, slices, wire
+from histospec.server.rpc.answering import SMALL_ANSWER, Answering
 from histospec.server.rpc.arrivals import PAUSE_SECONDS, caller
 from histospec.server.rpc.draft_stream import DraftStream
 from histospec.server.rpc.export import Exports
@@ -158,7 +158,7 @@ class DraftService(pb_grpc.DraftServiceServicer):
     ) -> bytes | Callable[[], Awaitable[bytes]]:
         self._permitted("read", request, context)
         problem, _ = wire.problem("", request)
-        get = partial(self._history.get, problem, request.limit, encode=encoded_history)
+        get = partial(self._history.get, problem, request.limit, encode=encoded.history)
         try:
             return await get(room=SMALL_ANSWER)
         except LimitExceeded:

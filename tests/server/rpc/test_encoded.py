@@ -1,4 +1,7 @@
-"""Bounds of messages before they are decoded: limits hold, and valid messages of any shape pass."""
+"""Bounds of messages before they are decoded: limits hold, and valid messages of any shape pass. Encoded histories."""
+
+from io import BytesIO
+from typing import Any
 
 import pytest
 from google.protobuf.message import DecodeError
@@ -9,6 +12,8 @@ from histospec.server.errors import LimitExceeded
 from histospec.server.rpc import encoded
 from histospec.server.rpc.interceptors import checks
 from histospec.server.settings.config import Config
+from histospec.server.stores.interface import Record
+from histospec.server.stores.records import to_message
 from histospec.v1 import draft_pb2 as pb
 
 MORE = encoded.SMALL + 1  # parts: enough for a walk, and more fields than allowed
@@ -80,3 +85,48 @@ def test_the_largest_message_that_is_allowed_passes() -> None:
     close = pb.CloseSession(session=most, commit=True, epoch=1, reward=1.0, logprobs=b"1234", generated=1, changes=1)
     request = pb.DraftRequest(sequence=1, opens=[open_] * 4096, closes=[close] * 4096, step=pb.Step(tokens=bytes(4096)))
     CHECKS["DraftRequest"](request.SerializeToString())
+
+
+def arrays(*sizes: int) -> st.SearchStrategy[bytes]:
+    """Returns arrays of these sizes, all bytes alike."""
+    return st.builds(lambda size, byte: bytes([byte]) * size, st.sampled_from(sizes), st.integers(0, 255))
+
+
+@given(
+    st.lists(
+        st.builds(
+            Record,
+            tokens=arrays(4, 124, 128, 16_384, encoded.PIECE, 3 * encoded.PIECE + 4),
+            epoch=st.sampled_from([0, 1, 1 << 40]),
+            reward=st.sampled_from([None, 0.0, -1.5]),
+            logprobs=arrays(0, 4, 128, encoded.PIECE + 4),
+            generated=arrays(0, 1, 127),
+            seed=st.sampled_from([None, 0, -5, 1 << 60]),
+            alternatives=arrays(0, 7, 70_000),
+        ),
+        max_size=3,
+    )
+)
+def test_an_encoded_history_is_what_protobuf_decodes(records: list[Record]) -> None:
+    assert pb.HistoryResponse.FromString(encoded.history(records)) == pb.HistoryResponse(
+        responses=map(to_message, records)
+    )
+
+
+def test_a_history_is_encoded_without_a_long_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy of 30 MiB into a larger buffer held the interpreter's lock for 40 ms."""
+    allocated, written = [], []
+
+    class Counted(BytesIO):
+        def __init__(self, initial: bytes) -> None:
+            allocated.append(len(initial))
+            super().__init__(initial)
+
+        def write(self, data: Any) -> int:
+            written.append(len(data))
+            return super().write(data)
+
+    monkeypatch.setattr(encoded, "BytesIO", Counted)
+    whole = encoded.history([Record(bytes(4 << 20), 1)] * 3)
+    assert allocated == [len(whole)]
+    assert max(written) <= encoded.PIECE
