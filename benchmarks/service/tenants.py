@@ -2,7 +2,8 @@
 
 The hostile tenant fills its share of the store, opens sessions up to its share, and names its namespaces like those of
 others. Prints a Markdown table: the p99 of a step of each tenant alone, with the two others, with all, and with all but
-each with a server of its own on this machine. The four take turns.
+each with a server of its own on this machine. The four take turns. All callers but the measured one run as idle tasks,
+as if on other machines.
 """
 
 import argparse
@@ -13,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
@@ -32,6 +34,7 @@ STORE, SESSIONS, NAMESPACES = 24 << 20, 256, 64
 LOAD = ("--batch", "64", "--problems", "32", "--responses", "8", "--length", "500", "--interval", "0.03")
 """A worker of 64 requests whose forward pass takes 30 ms."""
 PATIENCE = "2"  # seconds of a step: a worker that gives up sooner would hide slow answers
+WARM_SECONDS = 3.0  # until the others step
 CONDITIONS = ("alone", "three", "hostile", "apart")
 FIGURES = ("step_p50_ms", "step_p99_ms", "late_share", "unanswered_share")
 
@@ -51,14 +54,35 @@ def token_file() -> str:
     )
 
 
+def _command(endpoint: str, tenant: str, *options: str) -> list[str]:
+    command = [sys.executable, "-m", "histospec.server", "bench", endpoint, *LOAD, *options]
+    return [*command, "--deadline", PATIENCE, "--namespace", f"{tenant}-run"]
+
+
+def _environment(tenant: str) -> dict[str, str]:
+    return os.environ | {"HISTOSPEC_TOKEN": secret(tenant)}
+
+
 def bench(endpoint: str, tenant: str, steps: int) -> dict[str, float]:
     """Runs `histospec bench` as this tenant. Returns its figures."""
-    command = [sys.executable, "-m", "histospec.server", "bench", endpoint, *LOAD, "--steps", str(steps)]
-    command += ["--deadline", PATIENCE, "--namespace", f"{tenant}-run", "--json", "-"]
-    environment = os.environ | {"HISTOSPEC_TOKEN": secret(tenant)}
-    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=True)
-    figures: dict[str, float] = json.loads(done.stdout)
+    command = _command(endpoint, tenant, "--steps", str(steps), "--json", "-")
+    output = subprocess.run(
+        command, env=_environment(tenant), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=True
+    ).stdout
+    figures: dict[str, float] = json.loads(output)
     return figures
+
+
+@contextmanager
+def beside(endpoint: str, tenant: str) -> Iterator[None]:
+    """Runs `histospec bench` as this tenant and as an idle task, until the block ends."""
+    command = ["chrt", "--idle", "0", *_command(endpoint, tenant, "--steps", "1000000")]
+    others = subprocess.Popen(command, env=_environment(tenant), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        yield
+    finally:
+        others.kill()
+        others.wait()
 
 
 def _idle() -> None:
@@ -122,11 +146,15 @@ class Hostile:
                 number += 1
 
 
-def together(endpoints: Mapping[str, str], steps: int) -> dict[str, dict[str, float]]:
-    """Runs the tenants at the same time, each with the server of its name."""
-    with ThreadPoolExecutor(len(endpoints)) as pool:
-        figures = pool.map(lambda tenant: bench(endpoints[tenant], tenant, steps), endpoints)
-        return dict(zip(endpoints, figures, strict=True))
+def together(endpoints: Mapping[str, str], steps: int) -> Iterator[tuple[str, dict[str, float]]]:
+    """Yields the figures of each tenant next to the others, each with the server of its name."""
+    for name in TENANTS:
+        with ExitStack() as others:
+            for other in TENANTS:
+                if other != name:
+                    others.enter_context(beside(endpoints[other], other))
+            time.sleep(WARM_SECONDS)
+            yield name, bench(endpoints[name], name, steps)
 
 
 def turn(
@@ -139,13 +167,13 @@ def turn(
     for name in TENANTS:
         yield "alone", name, bench(shared, name, steps)
     one = dict.fromkeys(TENANTS, shared)
-    for name, figures in together(one, steps).items():
+    for name, figures in together(one, steps):
         yield "three", name, figures
     with hostile.attacking(shared):
-        for name, figures in together(one, steps).items():
+        for name, figures in together(one, steps):
             yield "hostile", name, figures
     with hostile.attacking(own[HOSTILE]):
-        for name, figures in together({name: own[name] for name in TENANTS}, steps).items():
+        for name, figures in together(own, steps):
             yield "apart", name, figures
 
 

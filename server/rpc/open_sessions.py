@@ -17,7 +17,7 @@ from histospec.server.rpc.answers import Commit
 from histospec.server.stores.interface import Problem, Record, ResponseBatch
 
 # Sessions with more tokens are opened in a thread, so that the event loop keeps running.
-LONG_OPEN = slices.TOKENS
+LONG_OPEN = 1 << 14
 
 # Python does not key the hash of an int, so a client could choose session ids with which each look-up in a dict visits
 # thousands of slots: 1 s for 3,000 look-ups instead of 0.3 ms. Keys of the dicts are therefore ids XOR this secret.

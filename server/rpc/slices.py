@@ -17,12 +17,12 @@ from histospec.server.rpc import encoded
 from histospec.server.rpc.wire import Report
 from histospec.v1 import draft_pb2 as pb
 
-SESSIONS = 256
-"""Sessions in one call of the engine: a few milliseconds."""
-TOKENS = 1 << 14
-"""Tokens appended in one call of the engine."""
-YIELD_TOKENS = 1 << 12
-"""Tokens of work before a message yields to the event loop: less than half a millisecond."""
+SESSIONS, DRAFTED = 256, 128
+"""Sessions of a step that the engine takes in one call, a few milliseconds; and in a slice of a longer step."""
+TOKENS = 1 << 12
+"""Tokens of work in a slice: the engine appends them in less than half a millisecond."""
+TURNS = 6
+"""Turns of the event loop between two slices. A message of another stream needs several until its step runs."""
 SESSION_WORK = 256
 """The minimum work of an open or a close, in tokens."""
 DECODED = 16
@@ -44,13 +44,14 @@ class Pacer:
     async def after(self, work: int) -> None:
         """Counts `work` tokens. Yields if the slice is full."""
         self._work += work
-        if self._work >= YIELD_TOKENS:
+        if self._work >= TOKENS:
             await self.now()
 
     async def now(self) -> None:
         """Yields."""
         self._work = 0
-        await asyncio.sleep(0)
+        for _ in range(TURNS):
+            await asyncio.sleep(0)
 
 
 async def close(sessions: Sequence[int], close_one: Callable[[int], object]) -> None:
@@ -149,8 +150,8 @@ async def step(engine: Engine, asked: StepRequest, pacer: Pacer) -> StepResult:
         await pacer.now()
     drafts = []
     ends = asked.positions + np.diff(asked.offsets)
-    for first in range(0, len(asked.sessions), SESSIONS):
-        rows = np.arange(first, min(first + SESSIONS, len(asked.sessions)))
+    for first in range(0, len(asked.sessions), DRAFTED):
+        rows = np.arange(first, min(first + DRAFTED, len(asked.sessions)))
         drafts.append(_call(engine, asked.without_tokens(rows, ends[rows])))
         _note(outcomes, first, drafts[-1])
         await pacer.now()
