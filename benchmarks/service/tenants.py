@@ -66,10 +66,9 @@ def _environment(tenant: str) -> dict[str, str]:
 def bench(endpoint: str, tenant: str, steps: int) -> dict[str, float]:
     """Runs `histospec bench` as this tenant. Returns its figures."""
     command = _command(endpoint, tenant, "--steps", str(steps), "--json", "-")
-    output = subprocess.run(
-        command, env=_environment(tenant), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=True
-    ).stdout
-    figures: dict[str, float] = json.loads(output)
+    environment = _environment(tenant)
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=True)
+    figures: dict[str, float] = json.loads(done.stdout)
     return figures
 
 
@@ -77,12 +76,12 @@ def bench(endpoint: str, tenant: str, steps: int) -> dict[str, float]:
 def beside(endpoint: str, tenant: str) -> Iterator[None]:
     """Runs `histospec bench` as this tenant and as an idle task, until the block ends."""
     command = ["chrt", "--idle", "0", *_command(endpoint, tenant, "--steps", "1000000")]
-    others = subprocess.Popen(command, env=_environment(tenant), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(command, env=_environment(tenant), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         yield
     finally:
-        others.kill()
-        others.wait()
+        process.kill()
+        process.wait()
 
 
 def _idle() -> None:

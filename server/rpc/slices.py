@@ -18,7 +18,7 @@ from histospec.server.rpc.wire import Report
 from histospec.v1 import draft_pb2 as pb
 
 SESSIONS, DRAFTED = 256, 128
-"""Sessions of a step that the engine takes in one call, a few milliseconds; and in a slice of a longer step."""
+"""Sessions that one call of the engine takes, a few milliseconds; and for which a slice of a longer step drafts."""
 TOKENS = 1 << 12
 """Tokens of work in a slice: the engine appends them in less than half a millisecond."""
 TURNS = 6
