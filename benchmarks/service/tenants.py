@@ -73,7 +73,7 @@ def bench(endpoint: str, tenant: str, steps: int) -> dict[str, float]:
 
 
 @contextmanager
-def beside(endpoint: str, tenant: str) -> Iterator[None]:
+def idle_bench(endpoint: str, tenant: str) -> Iterator[None]:
     """Runs `histospec bench` as this tenant and as an idle task, until the block ends."""
     command = ["chrt", "--idle", "0", *_command(endpoint, tenant, "--steps", "1000000")]
     process = subprocess.Popen(command, env=_environment(tenant), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -151,7 +151,7 @@ def together(endpoints: Mapping[str, str], steps: int) -> Iterator[tuple[str, di
         with ExitStack() as others:
             for other in TENANTS:
                 if other != name:
-                    others.enter_context(beside(endpoints[other], other))
+                    others.enter_context(idle_bench(endpoints[other], other))
             time.sleep(WARM_SECONDS)
             yield name, bench(endpoints[name], name, steps)
 

@@ -32,6 +32,8 @@ VARINT, FIXED64, BYTES, START_GROUP, END_GROUP, FIXED32 = range(6)
 # Bytes of an element of a packed field. A number of variable length may take one byte.
 _UNPACKED = (FieldDescriptor.TYPE_BYTES, FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_MESSAGE)
 _WIDTHS = dict.fromkeys(_UNPACKED, 0) | {FieldDescriptor.TYPE_DOUBLE: 8, FieldDescriptor.TYPE_FLOAT: 4}
+# The fields of a response that hold arrays, and their numbers.
+_ARRAYS = {field.name: field.number for field in pb.Response.DESCRIPTOR.fields if field.type == field.TYPE_BYTES}
 
 
 class Field(NamedTuple):
@@ -211,24 +213,21 @@ def history(records: Iterable[Record]) -> bytes:
 
 def _parts(record: Record) -> list[bytes]:
     """Returns an encoded HistoryResponse with this record, in parts: each array is one of them, and is not copied."""
-    parts = [pb.Response(epoch=record.epoch, reward=record.reward, seed=record.seed).SerializeToString()]
-    for number, array in (
-        (pb.Response.TOKENS_FIELD_NUMBER, record.tokens),
-        (pb.Response.LOGPROBS_FIELD_NUMBER, record.logprobs),
-        (pb.Response.GENERATED_FIELD_NUMBER, record.generated),
-        (pb.Response.ALTERNATIVES_FIELD_NUMBER, record.alternatives),
-    ):
-        if array:
+    values: Iterable[tuple[str, Any]] = zip(record._fields, record, strict=True)
+    numbers = {name: value for name, value in values if name not in _ARRAYS}
+    parts = [pb.Response(**numbers).SerializeToString()]
+    for name, number in _ARRAYS.items():
+        if array := getattr(record, name):
             parts += _head(number, len(array)), array
     return [_head(pb.HistoryResponse.RESPONSES_FIELD_NUMBER, sum(map(len, parts))), *parts]
 
 
 def _head(number: int, size: int) -> bytes:
     """Returns the encoding of a field of `size` bytes up to these bytes."""
-    return _varint(number << 3 | BYTES) + _varint(size)
+    return _as_varint(number << 3 | BYTES) + _as_varint(size)
 
 
-def _varint(value: int) -> bytes:
+def _as_varint(value: int) -> bytes:
     encoding = bytearray()
     while value >= 0x80:
         encoding.append(value & 0x7F | 0x80)

@@ -126,6 +126,7 @@ def test_others_have_their_turn_between_slices() -> None:
         await slices.step(recorder, asked(ids, texts, [0] * 1000, 16), slices.Pacer())
         beside.cancel()
         assert yields >= slices.TURNS * (len(recorder.calls) - 1)
+        assert len(recorder.calls) >= 1000 / slices.SESSIONS + 40_000 / slices.TOKENS
         assert max(tokens for _, tokens in recorder.calls) <= slices.TOKENS
         assert max(sessions for sessions, tokens in recorder.calls if not tokens) <= slices.DRAFTED
 
