@@ -35,9 +35,9 @@ TRAINER = """
 import os, signal, sys, time
 from histospec.client import DraftClient, Response
 task = int(os.environ["SLURM_PROCID"])
-def say(*words):                              # in one write, as other tasks write into the same pipe
-    sys.stdout.write(" ".join(map(str, ("task", task, *words))) + "\\n")
-    sys.stdout.flush()
+def say(*words):
+    "In one write, as other tasks write into the same pipe; not by print, which is not reentrant for `checkpoint`."
+    os.write(1, (" ".join(map(str, ("task", task, *words))) + "\\n").encode())
 with DraftClient(deadline=30.0) as client:
     say("knows", len(client.history([task])), os.environ["HISTOSPEC_ENABLE"])
     client.ingest([task], [Response([3, 4, 5])], epoch=0)
