@@ -194,7 +194,7 @@ class History:
         Args:
             batch: the responses.
             source: the caller, for the log; if empty, the batch is not logged.
-            explicit_epoch: the caller gave the epoch: weight-change counts no longer advance the namespace.
+            explicit_epoch: the caller gave the epoch: see `Epochs.saw`.
             patience: seconds.
             creator: the name of the caller's token, which creates a new namespace.
         """
@@ -206,9 +206,7 @@ class History:
             if explicit_epoch:
                 self.epochs.check("epoch", namespace, batch.records[0].epoch)
             self.namespaces.admit(namespace, creator)
-            if explicit_epoch:
-                self.epochs.give(namespace)
-            kept = await self._add(batch, started + patience)
+            kept = await self._add(batch, explicit_epoch, started + patience)
         if source and (more := THROTTLE.admits("ingested")) is not None:
             log.info(
                 "ingested",
@@ -222,7 +220,7 @@ class History:
             )
         return kept
 
-    async def _add(self, batch: ResponseBatch, until: float) -> ResponseBatch:
+    async def _add(self, batch: ResponseBatch, explicit_epoch: bool, until: float) -> ResponseBatch:
         while True:
             if not await self._room(until, batch.waiting_size):
                 raise StoreFull(CROWDED)
@@ -231,7 +229,7 @@ class History:
             reservation = self.tenants.reserve(self.namespaces.tenant(batch.problem.namespace), batch.size)
             self._unindexed += batch.size  # before other callers check for room
             try:
-                return await self._tasks.run(self._store_and_index(batch, reservation))
+                return await self._tasks.run(self._store_and_index(batch, explicit_epoch, reservation))
             except StoreBusy:  # commits took the room
                 if time.monotonic() > until:
                     raise
@@ -256,11 +254,13 @@ class History:
         waiting = self.waiting_bytes
         return not size or not waiting or waiting + size <= self._store.waiting_limit
 
-    async def _store_and_index(self, batch: ResponseBatch, reservation: Reservation) -> ResponseBatch:
+    async def _store_and_index(
+        self, batch: ResponseBatch, explicit_epoch: bool, reservation: Reservation
+    ) -> ResponseBatch:
         try:
             async with self.missing.storing(batch.problem, self.missing.want(batch.problem)):
                 kept = await self._append(batch, reservation)
-                self.epochs.saw(batch)
+                self.epochs.saw(batch, explicit_epoch)
                 try:
                     await self._indexing.add(batch)
                 except BaseException:

@@ -150,10 +150,6 @@ class Epochs:
         begun = namespace in self._explicit or namespace in self._begun
         self._refuse(field, namespace, epoch, self._limit(namespace) if begun else self._first_limit(namespace))
 
-    def give(self, namespace: str) -> None:
-        """Records that an explicit epoch was given; weight-change counts no longer advance the namespace."""
-        self._explicit.add(namespace)
-
     def counted(self, field: str, namespace: str, epoch: int) -> int:
         """Returns the epoch for a response that a worker counts as of `epoch`; at least the newest epoch.
 
@@ -190,9 +186,14 @@ class Epochs:
                 f"newest epoch of namespace {namespace!r}"
             )
 
-    def saw(self, batch: ResponseBatch) -> None:
-        """Raises the newest epoch to that of the batch, and counts the batch if it is older."""
+    def saw(self, batch: ResponseBatch, explicit: bool = False) -> None:
+        """Raises the newest epoch to that of the batch, and counts the batch if it is older.
+
+        `explicit`: the caller gave the epoch; weight-change counts no longer advance the namespace.
+        """
         namespace = batch.problem.namespace
+        if explicit:
+            self._explicit.add(namespace)
         newest = self.newest(namespace)
         epoch = max((record.epoch for record in batch.records), default=newest)
         self._newest[namespace] = max(newest, epoch)

@@ -372,7 +372,6 @@ class DraftStream:
         epochs = self._history.epochs
         if close.epoch is not None:
             epochs.check("closes.epoch", namespace, close.epoch)
-            epochs.give(namespace)
             return close.epoch
         base = self._bases.setdefault(namespace, epochs.newest(namespace) - close.changes)
         return epochs.counted("closes.changes", namespace, min(base + close.changes, LAST_EPOCH))

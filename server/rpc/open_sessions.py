@@ -125,7 +125,7 @@ class OpenSessions:
             return None
         record = Record(tokens, epoch, close.reward, close.logprobs, seed=origin.seed, alternatives=close.alternatives)
         batch = ResponseBatch(origin.problem, [record])
-        self._history.epochs.saw(batch)
+        self._history.epochs.saw(batch, explicit=close.epoch is not None)
         reservation = self._history.tenants.reserve(origin.tenant, batch.size)
         return Commit(close.session, batch, origin.generation, reservation)
 

@@ -179,6 +179,28 @@ def test_ingests_at_once_do_not_exceed_a_share_of_the_store(start: Any) -> None:
     a.ingest(20, tokens=10_000)  # those that were refused take nothing of the share
 
 
+def test_an_ingest_that_is_refused_leaves_the_epochs_to_the_workers(start: Any) -> None:
+    _, a, _ = start(shares='shares = {store = "1MiB"}')
+    stream, wire = a.stream(), a.wire
+
+    def commit(session: int) -> int:
+        """Returns the epoch of a response after so many weight changes."""
+        stream.ask(
+            opens=[wire.open(session, [session], "a-run")], step=wire.step([session], [[1, 2]]),
+            closes=[wire.commit(session, 2, changes=session)],
+        )  # fmt: skip
+        request = pb.HistoryRequest(prompt=wire.i32([session]), namespace="a-run")
+        return int(wire.stub.History(request, metadata=a.metadata).responses[0].epoch)
+
+    assert commit(0) == 0
+    request = a.request(9, tokens=300_000)
+    request.epoch = 7
+    with pytest.raises(grpc.RpcError, match="all of its share of 1MiB"):
+        wire.stub.Ingest(request, metadata=a.metadata)
+    assert commit(1) == 1
+    stream.cancel()
+
+
 def test_commits_of_one_message_do_not_exceed_a_share_of_the_store(start: Any) -> None:
     _, a, _ = start(shares='shares = {store = "1MiB"}')
     stream, wire = a.stream(), a.wire
