@@ -1,0 +1,169 @@
+"""Measures how long vLLM waits for drafts in each step, and how much of the round trip its own bookkeeping hides.
+
+    python -m benchmarks.vllm.waits          # needs vllm; three minutes on two cores, which nothing else may use
+    python -m benchmarks.vllm.waits --quick  # to check that it runs; the figures mean nothing
+
+A toy model computes on the CPU, then the step sleeps until the time that a GPU would take is over. Between two steps:
+
+    send       HistoSpec's call until the sampled tokens have left
+    hidden     vLLM's bookkeeping while the drafts are on their way
+    receive    the wait for the rest of the round trip, and reading the drafts
+
+A GPU waits for send and receive.
+"""
+
+import argparse
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import benchmarks.vllm.environment  # noqa: F401 - first
+
+# isort: split
+import numpy as np
+
+from benchmarks.gpu import models
+from benchmarks.tables import heading, line
+from examples.draft_server import running
+
+LETTERS, GROUP = 64, 16  # different tokens that the model generates; responses per problem
+CONTEXT, ROOM, HISTORY = 64, 1024, 256  # tokens of a prompt, of a response at most, of each response in the history
+WARM_STEPS = 20
+HEAD = ("requests", "step", "send", "hidden", "receive", "send and receive", "p99", "tokens per step")
+Result = TypeVar("Result")
+
+
+@dataclass
+class Recorder:
+    """The times of steps in milliseconds, of one engine."""
+
+    send: list[float] = field(default_factory=list)
+    hidden: list[float] = field(default_factory=list)
+    receive: list[float] = field(default_factory=list)
+    _left: float = 0.0
+
+    def watch(self, scheduler: Any) -> None:
+        """Times the calls of this scheduler to HistoSpec."""
+        sessions = scheduler._sessions
+        sessions.ask, sessions.collect = self._asking(sessions.ask), self._collecting(sessions.collect)
+
+    @property
+    def times(self) -> tuple[list[float], list[float], list[float]]:
+        """The times to send, hidden and to receive, one of each for a step."""
+        return self.send, self.hidden, self.receive
+
+    def clear(self) -> None:
+        """Forgets all steps."""
+        for times in self.times:
+            times.clear()
+
+    def _asking(self, ask: Callable[..., Result]) -> Callable[..., Result]:
+        def timed(*args: Any, **named: Any) -> Result:
+            started = time.perf_counter()
+            result = ask(*args, **named)
+            if not self._left:  # the second call of a step sends what vLLM might have cut
+                self._left = time.perf_counter()
+                self.send.append(1e3 * (self._left - started))
+            return result
+
+        return timed
+
+    def _collecting(self, collect: Callable[[], Result]) -> Callable[[], Result]:
+        def timed() -> Result:
+            started = time.perf_counter()
+            result = collect()
+            self.hidden.append(1e3 * (started - self._left))
+            self.receive.append(1e3 * (time.perf_counter() - started))
+            self._left = 0.0
+            return result
+
+        return timed
+
+
+class Engine:
+    """An engine with HistoSpec whose steps take at least as long as on a GPU."""
+
+    def __init__(self, folder: Path, batch: int, seconds: float) -> None:
+        from benchmarks.gpu.steps import Stepper
+        from examples.tiny_rl.rollout import DRAFTS
+
+        options: dict[str, Any] = {
+            "dtype": "float32", "enforce_eager": True, "max_num_batched_tokens": 8192,
+            "kv_cache_memory_bytes": 256 << 20,
+        }  # fmt: skip
+        self._stepper = Stepper(folder, CONTEXT, ROOM, batch, options | DRAFTS)
+        core = self._stepper.llm.llm_engine.engine_core.engine_core  # in this process
+        self._recorder = Recorder()
+        self._recorder.watch(core.scheduler)
+        _sleep_in(core.model_executor, seconds)
+
+    def remember(self, prompts: list[list[int]]) -> None:
+        """Generates the history."""
+        from examples.tiny_rl.rollout import as_prompt
+
+        sampling = self._stepper.sampling(1, HISTORY)
+        self._stepper.llm.generate([as_prompt(prompt) for prompt in prompts], sampling, use_tqdm=False)
+
+    def turn(self, prompts: list[list[int]], steps: int) -> list[float]:
+        """Returns the medians of some steps of full batches, in the order of HEAD."""
+        self._stepper.start(prompts, epoch=2)
+        self._stepper.window(WARM_STEPS)
+        self._recorder.clear()
+        window = self._stepper.window(steps)
+        self._stepper.stop()
+        send, hidden, receive = (np.array(times) for times in self._recorder.times)
+        middle = [float(np.median(times)) for times in (send, hidden, receive, send + receive)]
+        return [1e3 * window.step, *middle, float(np.quantile(send + receive, 0.99)), window.gained]
+
+
+def _sleep_in(executor: Any, seconds: float) -> None:
+    """Makes the model's part of a step take at least so long."""
+    execute, sample = executor.execute_model, executor.sample_tokens
+    started = 0.0
+
+    def executing(*args: Any, **named: Any) -> Any:
+        nonlocal started
+        started = time.perf_counter()
+        return execute(*args, **named)
+
+    def sampling(*args: Any, **named: Any) -> Any:
+        time.sleep(max(0.0, started + seconds - time.perf_counter()))
+        return sample(*args, **named)
+
+    executor.execute_model, executor.sample_tokens = executing, sampling
+
+
+def measured(folder: Path, batch: int, seconds: float, turns: int, steps: int) -> list[str]:
+    """Returns a row of the table."""
+    prompts = [np.random.default_rng(i // GROUP).integers(0, LETTERS, CONTEXT).tolist() for i in range(batch)]
+    engine = Engine(folder, batch, seconds)
+    engine.remember(prompts)
+    found = [engine.turn(prompts, steps) for _ in range(turns)]
+    return [str(batch), *(f"{figure:.2f}" for figure in np.median(found, axis=0))]
+
+
+def main() -> None:
+    """Prints the table: milliseconds, medians of the turns."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 64, 256], help="requests at once (1 64 256)")
+    parser.add_argument("--step-ms", type=float, default=30.0, help="how long a GPU computes a step (30)")
+    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=60, help="of a turn (60)")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes")
+    arguments = parser.parse_args()
+    batches, turns, steps = ([2], 1, 5) if arguments.quick else (arguments.batches, arguments.turns, arguments.steps)
+    os.environ["HISTOSPEC_VERIFY_COST"] = "0.05"
+    with tempfile.TemporaryDirectory() as name, running(Path(name, "store"), Path(name, "server.log")) as server:
+        os.environ |= {"HISTOSPEC_ENDPOINT": server.endpoint, "HISTOSPEC_NAMESPACE": "waits"}
+        folder = models.write(Path(name, "toy"), models.DRY.shapes["toy"], LETTERS)
+        print(heading(HEAD), end="")
+        for batch in batches:
+            print(line(measured(folder, batch, arguments.step_ms / 1e3, turns, steps)), end="", flush=True)
+
+
+if __name__ == "__main__":
+    main()
