@@ -59,6 +59,19 @@ def refused(call: Callable[[], object], says: str) -> None:
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
+def test_first_ingests_at_the_same_time_may_name_the_time_as_their_epoch(wire: Wire, namespace: str) -> None:
+    """Until one of them is stored, none counts as too far ahead."""
+    tokens = [pb.Response(tokens=wire.i32([1, 2]))]
+    calls = [
+        wire.stub.Ingest.future(
+            pb.IngestRequest(namespace=namespace, prompt=wire.i32([number]), responses=tokens, epoch=UNIX_TIME)
+        )
+        for number in range(20)
+    ]
+    assert [call.exception() for call in calls] == [None] * len(calls)
+    assert [epochs(wire, namespace, number) for number in range(20)] == [[UNIX_TIME]] * 20
+
+
 @pytest.mark.parametrize("far", [5 + EPOCHS_AHEAD + 1, 2**31, 2**52])
 def test_an_epoch_far_ahead_of_the_newest_is_refused_on_every_way_in(wire: Wire, namespace: str, far: int) -> None:
     """Honest responses that follow are kept, and drafted from."""
