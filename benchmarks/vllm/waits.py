@@ -91,11 +91,8 @@ class Engine:
         from benchmarks.gpu.steps import Stepper
         from examples.tiny_rl.rollout import DRAFTS
 
-        options: dict[str, Any] = {
-            "dtype": "float32", "enforce_eager": True, "max_num_batched_tokens": 8192,
-            "kv_cache_memory_bytes": 256 << 20,
-        }  # fmt: skip
-        self._stepper = Stepper(folder, CONTEXT, ROOM, batch, options | DRAFTS)
+        options = models.DRY.engine | {"kv_cache_memory_bytes": 256 << 20} | DRAFTS
+        self._stepper = Stepper(folder, CONTEXT, ROOM, batch, options)
         core = self._stepper.llm.llm_engine.engine_core.engine_core  # in this process
         self._recorder = Recorder()
         self._recorder.watch(core.scheduler)
