@@ -143,9 +143,9 @@ def run(job: tuple[str, ...], results: Results, scale: Scale, work: Path) -> Non
         stepper = Stepper(folder, scale.overhead_context, scale.overhead_room, max(scale.batches), options)
         ours = _timed(method)  # after the engine, because vLLM on a CPU fails in numba if its drafter is imported first
         fitting = [batch for batch in scale.batches if batch <= stepper.fitting]
-        prompts = _prompts(fitting[-1], scale.overhead_context)
+        problems = prompts(fitting[-1], scale.overhead_context)
         sampling = stepper.sampling(1, scale.history)
-        stepper.llm.generate([as_prompt(p) for p in prompts], sampling, use_tqdm=False)
+        stepper.llm.generate([as_prompt(p) for p in problems], sampling, use_tqdm=False)
         for batch in scale.batches:
             key: Key = {"method": job[0], "batch": batch}
             settings = stepper.settings() | {"model": model, "context": scale.overhead_context}
@@ -154,7 +154,7 @@ def run(job: tuple[str, ...], results: Results, scale: Scale, work: Path) -> Non
             elif batch not in fitting:
                 results.add(key, settings | {"skipped": f"KV cache for {stepper.fitting} sequences"})
             elif not results.has(**key):
-                results.add(key, settings | _measured(stepper, prompts[:batch], scale.steps, ours))
+                results.add(key, settings | _measured(stepper, problems[:batch], scale.steps, ours))
                 say(f"{job[0]}, batch {batch}: {1e3 * results.rows[-1]['seconds']:.2f} ms a step")
         stepper.llm.llm_engine.engine_core.shutdown()
 
@@ -166,9 +166,9 @@ def _timed(method: Method) -> Stopwatch:
     return in_histospec() if method.cost else Stopwatch()
 
 
-def _prompts(batch: int, length: int) -> list[list[int]]:
-    """Returns prompts in groups of equal ones."""
-    return [Random(i // GROUP).choices(range(LETTERS), k=length) for i in range(batch)]
+def prompts(batch: int, length: int, group: int = GROUP) -> list[list[int]]:
+    """Returns prompts of the model's letters, in groups of equal ones."""
+    return [Random(i // group).choices(range(LETTERS), k=length) for i in range(batch)]
 
 
 def _measured(stepper: "Stepper", prompts: list[list[int]], steps: int, ours: Stopwatch) -> dict[str, float]:

@@ -27,10 +27,11 @@ import benchmarks.vllm.environment  # noqa: F401 - first
 import numpy as np
 
 from benchmarks.gpu import models
+from benchmarks.gpu.overhead import LETTERS, prompts
 from benchmarks.tables import heading, line
 from examples.draft_server import running
 
-LETTERS, GROUP = 64, 16  # different tokens that the model generates; responses per problem
+GROUP = 16  # responses per problem
 CONTEXT, ROOM, HISTORY = 64, 1024, 256  # tokens of a prompt, of a response at most, of each response in the history
 WARM_STEPS = 20
 HEAD = ("requests", "step", "send", "hidden", "receive", "send and receive", "p99", "tokens per step")
@@ -136,10 +137,10 @@ def _sleep_in(executor: Any, seconds: float) -> None:
 
 def measured(folder: Path, batch: int, seconds: float, turns: int, steps: int) -> list[str]:
     """Returns a row of the table."""
-    prompts = [np.random.default_rng(i // GROUP).integers(0, LETTERS, CONTEXT).tolist() for i in range(batch)]
+    problems = prompts(batch, CONTEXT, GROUP)
     engine = Engine(folder, batch, seconds)
-    engine.remember(prompts)
-    found = [engine.turn(prompts, steps) for _ in range(turns)]
+    engine.remember(problems)
+    found = [engine.turn(problems, steps) for _ in range(turns)]
     return [str(batch), *(f"{figure:.2f}" for figure in np.median(found, axis=0))]
 
 
