@@ -6,8 +6,6 @@
 #include <new>
 #include <utility>
 
-#include "hash/keyed.h"
-
 namespace histospec {
 namespace {
 
@@ -81,8 +79,7 @@ LiveText::Buffers LiveText::buffers_for(Tokens prompt) {
   return {{prompt.begin(), prompt.end()}, std::vector<Link>(prompt.size())};
 }
 
-LiveText::TextId LiveText::open(Tokens prompt, Buffers&& buffers) {
-  const std::uint64_t hash = hash_key.of(prompt);
+LiveText::TextId LiveText::open(Tokens prompt, std::uint64_t hash, Buffers&& buffers) {
   TextId prompt_text = find_prompt(prompt, hash);
   if (prompt_text == kNoText) {
     const auto entry = prompts_.emplace(hash, kNoText);

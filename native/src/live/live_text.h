@@ -65,9 +65,9 @@ class LiveText {
   static Buffers buffers_for(Tokens prompt);
 
   // Opens the text of a session. Sessions with the same prompt share its text. On return, kSlice tokens of a new prompt
-  // are searchable; index_some() adds the rest. `buffers` is the result of buffers_for() or empty, and is used if the
-  // prompt is new.
-  TextId open(Tokens prompt, Buffers&& buffers = {});
+  // are searchable; index_some() adds the rest. `hash` is the prompt's (hash/keyed.h). `buffers` is the result of
+  // buffers_for() or empty, and is used if the prompt is new. Both are computed without the lock.
+  TextId open(Tokens prompt, std::uint64_t hash, Buffers&& buffers = {});
   // Makes kSlice more tokens of the text's prompt searchable. Returns false when all are.
   bool index_some(TextId text);
   void append(TextId text, Tokens tokens);
