@@ -3,6 +3,7 @@
 import asyncio
 import bisect
 import difflib
+import heapq
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
@@ -18,7 +19,9 @@ from histospec.server.stores.interface import Problem, Record, ResponseBatch, St
 log = structlog.get_logger()
 
 NEARLY_SAME = 0.75
-"""The minimum ratio of `difflib`: two of eight characters differ."""
+"""The least similarity: two of eight characters differ."""
+MIDDLE = 16
+"""Characters of the longest middles that are compared. `difflib` takes up to a millisecond for two long names."""
 NEIGHBOURS = 8
 """Names on either side of a name, in each order, that are compared with it."""
 WATCH_SECONDS = 3.0
@@ -34,13 +37,35 @@ AHEAD_SHARE = 64
 def look_alikes(name: str, others: Iterable[str], most: int) -> list[str]:
     """Returns names similar to `name`, the most similar first; never `name` itself.
 
-    `difflib` takes up to a millisecond for a pair of long names. It compares the names with which `name` shares the
-    longest beginnings and the longest ends alone: its neighbours when sorted from the left and from the right.
+    Compares only the names with which `name` shares the longest beginnings and the longest ends: its neighbours when
+    sorted from the left and from the right.
     """
     known = [other for other in others if other != name]
     near = dict.fromkeys(_neighbours(name, known))
     near |= dict.fromkeys(other[::-1] for other in _neighbours(name[::-1], (other[::-1] for other in known)))
-    return difflib.get_close_matches(name, near, most, NEARLY_SAME)
+    ranked = heapq.nlargest(most, ((_similarity(name, other), other) for other in near))
+    return [other for similarity, other in ranked if similarity >= NEARLY_SAME]
+
+
+def _similarity(name: str, other: str) -> float:
+    """Returns twice the equal characters of two names divided by the characters of both, as `difflib` counts them.
+
+    Of the middles, between the common beginning and the common end, nothing counts if one is longer than MIDDLE.
+    """
+    start = _common_beginning(name, other)
+    rests = name[start:], other[start:]
+    end = _common_beginning(*(rest[::-1] for rest in rests))
+    first, second = (rest[: len(rest) - end] for rest in rests)
+    same = 2.0 * (start + end)
+    if max(len(first), len(second)) <= MIDDLE:
+        same += difflib.SequenceMatcher(None, first, second).ratio() * (len(first) + len(second))
+    return same / (len(name) + len(other))
+
+
+def _common_beginning(first: str, second: str) -> int:
+    """Returns the number of characters with which both begin."""
+    pairs = enumerate(zip(first, second, strict=False))
+    return next((i for i, (a, b) in pairs if a != b), min(len(first), len(second)))
 
 
 def _neighbours(name: str, others: Iterable[str]) -> list[str]:

@@ -67,6 +67,7 @@ class DraftService(pb_grpc.DraftServiceServicer):
         self._access = access
         self._answering = answering
         self._exports = Exports(history, answering)
+        self._version = metadata.version("histospec")
         self._inspecting = ThreadPoolExecutor(1, thread_name_prefix="inspect")
         self.streams: set[DraftStream] = set()
         """The open Draft streams."""
@@ -221,7 +222,7 @@ class DraftService(pb_grpc.DraftServiceServicer):
         config = self._config
         answer = pb.InspectResponse(
             shard=self.name,
-            version=metadata.version("histospec"),
+            version=self._version,
             time=time.time(),
             limits=pb.Limits(
                 batch=config.max_batch,
@@ -255,7 +256,7 @@ class DraftService(pb_grpc.DraftServiceServicer):
                 if len(answer.shared) < MOST_SHARED and permit.allows("read", name):
                     answer.shared.add(namespace=name, prompts=known[name], asked=asked)
         # Only names that the caller may read are compared, so that no others can crowd them out.
-        readable = [name for name in names if permit.allows("read", name)]
+        readable = permit.allowed("read", names)
         answer.similar.extend(look_alikes(namespace, readable, MOST_SIMILAR))
         return answer
 

@@ -20,7 +20,7 @@ namespace of its sessions, the stream ends with its next message.
 import hashlib
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
@@ -133,10 +133,16 @@ class Permit(NamedTuple):
 
     def allows(self, right: Right, namespace: str) -> bool:
         """Returns whether the token grants this right. Raises Unauthenticated."""
+        return bool(self.allowed(right, [namespace]))
+
+    def allowed(self, right: Right, namespaces: Sequence[str]) -> list[str]:
+        """Returns those of the namespaces in which the token grants this right. Raises Unauthenticated."""
         grant = self.access.grant(self.digest)
         if grant is None:
-            return True
-        return right in grant.rights and any(fnmatchcase(namespace, pattern) for pattern in grant.namespaces)
+            return list(namespaces)
+        if right not in grant.rights:
+            return []
+        return [name for name in namespaces if any(fnmatchcase(name, pattern) for pattern in grant.namespaces)]
 
     def require_somewhere(self, right: Right) -> None:
         """Raises PermissionDenied or Unauthenticated unless the token grants this right in some namespace."""

@@ -2,12 +2,13 @@
 
 import difflib
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
 
 from histospec.client import DraftClient, Inspection, PermissionDenied, Response, SharedPrompts
-from histospec.server.history.namespaces import NEIGHBOURS, look_alikes
+from histospec.server.history.namespaces import MIDDLE, NEIGHBOURS, look_alikes
 from histospec.v1 import draft_pb2 as pb
 from tests.support.servers import Server, Starter, secret, with_tokens
 from tests.support.wires import Wire
@@ -109,6 +110,23 @@ def test_the_cost_of_look_alikes_does_not_grow_with_their_number(monkeypatch: py
     others = [f"{name}-{number:04}" for number in range(2000)] + [f"{number:04}-{name}" for number in range(2000)]
     assert len(look_alikes(name, others, 8)) == 8
     assert len(compared) <= 2 * 4 * NEIGHBOURS  # difflib computes a ratio twice
+
+
+def test_of_long_names_only_a_short_middle_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[str] = []
+    real = difflib.SequenceMatcher.__init__
+
+    def remember(matcher: Any, isjunk: Any, first: str, second: str) -> None:
+        compared.extend((first, second))
+        real(matcher, isjunk, first, second)
+
+    monkeypatch.setattr(difflib.SequenceMatcher, "__init__", remember)
+    name = "".join(chr(ord("a") + number * number % 26) for number in range(120))
+    spread = ["".join("-" if i % 9 == number else c for i, c in enumerate(name)) for number in range(9)]
+    near = f"{name[:60]}-_-{name[63:]}"
+    assert look_alikes(name, [*spread, near], 8) == [near]
+    assert "-_-" in compared
+    assert all(len(text) <= MIDDLE for text in compared)
 
 
 def test_look_alikes_differ_at_either_end_or_in_between() -> None:
