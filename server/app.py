@@ -23,19 +23,13 @@ from grpc_reflection.v1alpha import reflection
 
 from histospec.native import Engine
 from histospec.protocol.names import DRAFT_SERVICE
+from histospec.server import machine
 from histospec.server.errors import ConfigError, HistoSpecError, reason
 from histospec.server.history.history import History
 from histospec.server.history.tenants import Tenants
 from histospec.server.logs import lines as logs
 from histospec.server.logs.output import drain as drain_log
 from histospec.server.logs.output import log_output
-from histospec.server.machine import (
-    cpu_limit,
-    drafting_threads,
-    group_memory_limit,
-    memory_limit,
-    raise_descriptor_limit,
-)
 from histospec.server.observability.host_names import HostNames
 from histospec.server.observability.metrics import Metrics
 from histospec.server.observability.overview import Overview
@@ -65,7 +59,7 @@ log = structlog.get_logger()
 
 # After each call into the engine, a step waits for the GIL. A thread that runs Python code, such as a scrape, releases
 # the GIL after this time, instead of Python's default of 5 ms.
-SWITCH_SECONDS = 0.0005
+SWITCH_SECONDS = 0.0002
 OTHER_DESCRIPTORS = 128  # for the store, its readers, logs and health checks of peers; 30 were measured
 MOST_CALLS = 1024  # at the same time on one connection; further ones wait at the client
 MOST_CONNECTIONS = (1 << 31) - 1  # the largest number that gRPC takes
@@ -82,6 +76,7 @@ def main(argv: Sequence[str]) -> int:
     """Runs `histospec serve`. Returns 0 after a drain. Raises ConfigError if it cannot start as configured."""
     config = options.load(argv)
     sys.setswitchinterval(SWITCH_SECONDS)
+    machine.keep_freed_memory()
     with log_output(config.log_format, config.log_level):
         try:
             return uvloop.run(serve(config))
@@ -113,7 +108,7 @@ class Server:
 
     def __init__(self, config: Config) -> None:
         self._config = config
-        self._descriptors = raise_descriptor_limit()
+        self._descriptors = machine.raise_descriptor_limit()
         for flag, address in (("--listen", config.listen), ("--http", config.http)):
             _check_free(flag, address)
         access = Access(config.tokens)
@@ -128,11 +123,11 @@ class Server:
         self._name = config.shard_name or str(config.listen)
         self._traces = open_traces(config.traces, self._name)
         if warning := check_budget(
-            config.memory, "memory" in config.model_fields_set, group_memory_limit(), memory_limit()
+            config.memory, "memory" in config.model_fields_set, machine.group_memory_limit(), machine.memory_limit()
         ):
             log.warning(warning)
         self._store = store = OpeningStore(partial(open_patiently, config, self._name, location))
-        self._threads = config.threads or drafting_threads(cpu_limit())
+        self._threads = config.threads or machine.drafting_threads(machine.cpu_limit())
         engine = Engine(
             config.memory,
             history_epochs=config.history_epochs,

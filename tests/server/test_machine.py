@@ -1,6 +1,9 @@
 """The resources of the process under limits of control groups."""
 
+import ctypes
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -60,3 +63,24 @@ def test_the_least_quota_of_the_control_groups_counts(groups: tuple[Path, tuple[
 )
 def test_the_threads_that_draft_follow_the_cpus(cpus: int, threads: int) -> None:
     assert drafting_threads(cpus) == threads
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="no GNU C library")
+def test_freed_memory_is_used_again_without_a_page_fault() -> None:
+    lines = (
+        "import resource, sys",
+        "from histospec.server.machine import keep_freed_memory",
+        "if sys.argv[1] == 'keep': keep_freed_memory()",
+        "before = 0",
+        "for number in range(20):",
+        "    before = before or (resource.getrusage(resource.RUSAGE_SELF).ru_minflt if number == 4 else 0)",
+        "    held = [bytes(3 << 20) for _ in range(4)]",
+        "    del held",
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)",
+    )
+
+    def faults(choice: str) -> int:
+        done = subprocess.run([sys.executable, "-c", "\n".join(lines), choice], capture_output=True, check=True)
+        return int(done.stdout)
+
+    assert faults("keep") < faults("give back") / 4
