@@ -242,14 +242,12 @@ class RequestSessions:
 
         `report`: as for `_take_verified`.
         """
-        requests, sessions, tokens, advanced = [], [], [], []
-        for request_id, new_tokens in rows:
-            session = self._sessions[request_id]
+        rows = list(rows)
+        requests, tokens = [request_id for request_id, _ in rows], [new_tokens for _, new_tokens in rows]
+        advanced = [self._sessions[request_id] for request_id in requests]
+        for session, new_tokens in zip(advanced, tokens, strict=True):
             session.sent += len(new_tokens)
-            requests.append(request_id)
-            sessions.append(session.id)
-            tokens.append(new_tokens)
-            advanced.append(session)
+        sessions = [session.id for session in advanced]
         self._new.difference_update(sessions)
         return requests, sessions, tokens, self._take_verified(advanced, report)
 
@@ -278,7 +276,7 @@ def known(draft: "Draft | None", vocabulary: int) -> "Draft | None":
     """Returns the draft; None if it is empty, or has tokens outside the vocabulary, perhaps of another tokenizer."""
     if draft is None or not len(draft.tokens):
         return None
-    return draft if draft.tokens.max() < vocabulary and draft.tokens.min() >= 0 else None
+    return draft if max(draft.tokens.tolist()) < vocabulary else None  # the client refuses negative tokens
 
 
 def _alternatives(commits: "Sequence[tuple[_RequestSession, Sequence[int], Version]]") -> list[bytes | None] | None:

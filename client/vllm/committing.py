@@ -6,7 +6,7 @@ A failure here never stops the engine: it is logged, and the requests go on with
 import logging
 import weakref
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from histospec.client import DraftClient
 from histospec.client.engines.harmless import Harmless
@@ -33,6 +33,30 @@ COMMITTED = frozenset(
 )
 
 
+class Limits(NamedTuple):
+    """What ends a response.
+
+    Attributes:
+        bounds: the lengths between which it may end.
+        stops: tokens that may end it.
+        sure: a shorter response ends only with such a token.
+    """
+
+    bounds: Bounds
+    stops: frozenset[int | None]
+    sure: int
+
+    @classmethod
+    def of(cls, request: Request, max_model_len: int) -> "Limits":
+        """Returns those of a request."""
+        parameters = request.sampling_params
+        most = min(request.max_tokens, max_model_len - (request.num_tokens - request.num_output_tokens))
+        if parameters is None:
+            return cls(Bounds(0, most), frozenset(), 0)
+        stops = frozenset((parameters.eos_token_id, *(parameters.stop_token_ids or ())))
+        return cls(Bounds(parameters.min_tokens, most), stops, most if parameters.repetition_detection is None else 0)
+
+
 class CommittingScheduler(Scheduler):
     """Raises ValueError at the start if the configuration cannot work."""
 
@@ -56,6 +80,7 @@ class CommittingScheduler(Scheduler):
         self._clock = StepClock(settings.computes_here(vllm_config.parallel_config))
         self._harmless = Harmless(self._forget)
         self._minute = MinuteReport()
+        self._limits: dict[str, Limits] = {}  # of the requests that were asked for, because each step asks
         # Also if the process ends without shutdown, as a script with an engine in its process does.
         self._report_rest = weakref.finalize(self, _report_rest, self._minute, self._chooser)
 
@@ -84,6 +109,7 @@ class CommittingScheduler(Scheduler):
 
     def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
         """Ends the session of a request. Every request leaves the scheduler here, with its final tokens."""
+        self._limits.pop(request.request_id, None)
         with self._harmless("finish"):
             output, whole = None, False
             try:
@@ -159,13 +185,15 @@ class CommittingScheduler(Scheduler):
 
         `coming`: how many tokens at least the steps in flight yield.
         """
-        return min(self._bounds(request).room(request.num_output_tokens + coming), self._sessions.max_tokens)
+        return min(self._limits_of(request).bounds.room(request.num_output_tokens + coming), self._sessions.max_tokens)
 
-    def _bounds(self, request: Request) -> Bounds:
-        """Returns the lengths between which the response of a request may end."""
-        fewest = 0 if request.sampling_params is None else request.sampling_params.min_tokens
-        prompt = request.num_tokens - request.num_output_tokens
-        return Bounds(fewest, min(request.max_tokens, self.max_model_len - prompt))
+    def _limits_of(self, request: Request) -> Limits:
+        """Returns what ends the response of a request."""
+        if (limits := self._limits.get(request.request_id)) is None:
+            limits = Limits.of(request, self.max_model_len)
+            if not request.resumable:  # the next input of a streaming session changes them
+                self._limits[request.request_id] = limits
+        return limits
 
     def _forget(self) -> None:
         self._sessions.forget()

@@ -42,8 +42,6 @@ if TYPE_CHECKING:
         use_structured_output: bool
         status: Any
 
-        def is_finished(self) -> bool: ...
-
     class NewRequestData(Protocol):
         """A request that a step computes for the first time."""
 

@@ -161,14 +161,15 @@ class HistoSpecScheduler(CommittingScheduler):
 
     def _certain(self, output: ModelRunnerOutput) -> Iterator[tuple[str, Sequence[int]]]:
         """Yields the sampled tokens of requests of which vLLM will cut none."""
+        requests, sent = self.requests, self._sessions.sent
         for request_id, tokens in zip(output.req_ids, output.sampled_token_ids, strict=False):
-            if not tokens:  # a chunk of a prompt
+            if not tokens or (request := requests.get(request_id)) is None:  # no tokens: a chunk of a prompt
                 continue
-            request = self.requests.get(request_id)
-            sent = self._sessions.sent(request_id)
-            if request is None or sent is None or sent != request.num_output_tokens or request.is_finished():
+            length = request.num_output_tokens
+            if sent(request_id) != length:  # also of a request that has ended: it has no session
                 continue
-            if not _may_end(request, tokens, self.max_model_len):
+            limits = self._limits_of(request)
+            if length + len(tokens) < limits.sure and limits.stops.isdisjoint(tokens):
                 yield request_id, tokens
 
     def _remaining(self, output: ModelRunnerOutput) -> Iterator[tuple[str, Sequence[int]]]:
@@ -185,25 +186,19 @@ class HistoSpecScheduler(CommittingScheduler):
 
     def _rows(self, drafts: Mapping[str, Draft], model: DraftTokenIds) -> list[list[int]]:
         """Returns one draft per request, no longer than it can use: the server's or that of the model's own drafter."""
-        history = [known(drafts.get(request_id), self._vocabulary) for request_id in model.req_ids]
         if self._model is None:
-            rows = [[] if draft is None else draft.tokens.tolist() for draft in history]
+            rows = [self._tokens(drafts.get(request_id)) for request_id in model.req_ids]
         else:
+            history = [known(drafts.get(request_id), self._vocabulary) for request_id in model.req_ids]
             rows = self._model.choose(model.req_ids, history, model.draft_token_ids, bool(drafts))
         return [row and row[: self._places(request_id)] for row, request_id in zip(rows, model.req_ids, strict=True)]
+
+    def _tokens(self, draft: Draft | None) -> list[int]:
+        """Returns the tokens of a draft; none if some are outside the vocabulary, as for `known`."""
+        tokens = [] if draft is None else draft.tokens.tolist()
+        return tokens if not tokens or max(tokens) < self._vocabulary else []
 
     def _places(self, request_id: str) -> int:
         """Returns how many drafted tokens the request's next step can verify."""
         request = self.requests.get(request_id)
         return 0 if request is None or request.is_prefill_chunk else self._room(request)
-
-
-def _may_end(request: Request, tokens: Sequence[int], max_model_len: int) -> bool:
-    """Returns whether vLLM may end the request within these tokens. A wrong True only delays sending them a little."""
-    parameters = request.sampling_params
-    if parameters is None or parameters.repetition_detection is not None:
-        return True
-    new = len(tokens)
-    if request.num_output_tokens + new >= request.max_tokens or request.num_tokens + new >= max_model_len:
-        return True
-    return parameters.eos_token_id in tokens or any(stop in tokens for stop in parameters.stop_token_ids or ())

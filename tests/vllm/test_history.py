@@ -175,6 +175,7 @@ def test_aborted_requests_are_not_committed(
     check(prompts, responses)
     let_workers_know(rollouts.llm)
     assert shared_server.metrics()["histospec_sessions"] == 0
+    assert rollouts.scheduler._limits == {}
 
 
 def test_problems_epochs_and_seeds(

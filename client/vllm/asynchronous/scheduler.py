@@ -98,7 +98,7 @@ class HistoSpecAsyncScheduler(CommittingScheduler, AsyncScheduler):
         begun: dict[str, Beginning] = {}
         for new in step.scheduled_new_reqs:
             if (options := self._sessions.options(new.req_id)) is not None:
-                begun[new.req_id] = Beginning(options, self._bounds(self.requests[new.req_id]))
+                begun[new.req_id] = Beginning(options, self._limits_of(self.requests[new.req_id]).bounds)
         cost = self._verify_cost
         if cost is None and self._chooser.curious and self._probe_is_due():
             self._probed, self._probe = time.perf_counter(), self._number
