@@ -1,25 +1,26 @@
-"""Measures how long vLLM waits for drafts in each step, and how much of the round trip its own bookkeeping hides.
+"""Measures how long a GPU waits for vLLM's scheduler between two steps, with HistoSpec and without drafts.
 
-    python -m benchmarks.vllm.waits          # needs vllm; three minutes on two cores, which nothing else may use
+    python -m benchmarks.vllm.waits          # needs vllm; six minutes on two cores, which nothing else may use
     python -m benchmarks.vllm.waits --quick  # to check that it runs; the figures mean nothing
 
-A toy model computes on the CPU, then the step sleeps until the time that a GPU would take is over. Between two steps:
+A toy model computes on the CPU, then the step sleeps until the time that a GPU would take is over. The GPU waits from
+the sampled tokens of a step until the next step begins. An engine without drafts and one with HistoSpec take turns.
+Parts of the wait with HistoSpec:
 
     send       HistoSpec's call until the sampled tokens have left
-    hidden     vLLM's bookkeeping while the drafts are on their way
+    hidden     vLLM's and HistoSpec's bookkeeping while the drafts are on their way
     receive    the wait for the rest of the round trip, and reading the drafts
-
-A GPU waits for send and receive.
 """
 
 import argparse
+import math
 import os
 import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import benchmarks.vllm.environment  # noqa: F401 - first
 
@@ -31,36 +32,56 @@ from benchmarks.gpu.overhead import LETTERS, prompts
 from benchmarks.tables import heading, line
 from examples.draft_server import running
 
+if TYPE_CHECKING:
+    from benchmarks.gpu.steps import Window
+
 GROUP = 16  # responses per problem
 CONTEXT, ROOM, HISTORY = 64, 1024, 256  # tokens of a prompt, of a response at most, of each response in the history
 WARM_STEPS = 20
-HEAD = ("requests", "step", "send", "hidden", "receive", "send and receive", "p99", "tokens per step")
+HEAD = ("requests", "step", "without drafts", "with HistoSpec", "more", "send", "hidden", "receive", "tokens per step")
 Result = TypeVar("Result")
 
 
 @dataclass
 class Recorder:
-    """The times of steps in milliseconds, of one engine."""
+    """The times of steps in milliseconds, of one engine: between two steps, and of HistoSpec's calls there."""
 
+    between: list[float] = field(default_factory=list)
     send: list[float] = field(default_factory=list)
     hidden: list[float] = field(default_factory=list)
     receive: list[float] = field(default_factory=list)
+    _sampled: float = math.inf
     _left: float = 0.0
-
-    def watch(self, scheduler: Any) -> None:
-        """Times the calls of this scheduler to HistoSpec."""
-        sessions = scheduler._sessions
-        sessions.ask, sessions.collect = self._asking(sessions.ask), self._collecting(sessions.collect)
-
-    @property
-    def times(self) -> tuple[list[float], list[float], list[float]]:
-        """The times to send, hidden and to receive, one of each for a step."""
-        return self.send, self.hidden, self.receive
 
     def clear(self) -> None:
         """Forgets all steps."""
-        for times in self.times:
+        for times in (self.between, self.send, self.hidden, self.receive):
             times.clear()
+        self._sampled = math.inf
+
+    def watch(self, executor: Any, seconds: float) -> None:
+        """Times the pauses of this executor, and makes its part of a step take at least so long."""
+        execute, sample = executor.execute_model, executor.sample_tokens
+        started = 0.0
+
+        def executing(*args: Any, **named: Any) -> Any:
+            nonlocal started
+            started = time.perf_counter()
+            if math.isfinite(self._sampled):
+                self.between.append(1e3 * (started - self._sampled))
+            return execute(*args, **named)
+
+        def sampling(*args: Any, **named: Any) -> Any:
+            time.sleep(max(0.0, started + seconds - time.perf_counter()))
+            result = sample(*args, **named)
+            self._sampled = time.perf_counter()
+            return result
+
+        executor.execute_model, executor.sample_tokens = executing, sampling
+
+    def watch_calls(self, sessions: Any) -> None:
+        """Times the adapter's calls to the client."""
+        sessions.ask, sessions.collect = self._asking(sessions.ask), self._collecting(sessions.collect)
 
     def _asking(self, ask: Callable[..., Result]) -> Callable[..., Result]:
         def timed(*args: Any, **named: Any) -> Result:
@@ -86,18 +107,19 @@ class Recorder:
 
 
 class Engine:
-    """An engine with HistoSpec whose steps take at least as long as on a GPU."""
+    """An engine in this process whose steps take at least as long as on a GPU."""
 
-    def __init__(self, folder: Path, batch: int, seconds: float) -> None:
+    def __init__(self, folder: Path, batch: int, seconds: float, drafts: bool) -> None:
         from benchmarks.gpu.steps import Stepper
         from examples.tiny_rl.rollout import DRAFTS
 
-        options = models.DRY.engine | {"kv_cache_memory_bytes": 256 << 20} | DRAFTS
-        self._stepper = Stepper(folder, CONTEXT, ROOM, batch, options)
-        core = self._stepper.llm.llm_engine.engine_core.engine_core  # in this process
-        self._recorder = Recorder()
-        self._recorder.watch(core.scheduler)
-        _sleep_in(core.model_executor, seconds)
+        options = models.DRY.engine | {"kv_cache_memory_bytes": 256 << 20, "async_scheduling": False}
+        self._stepper = Stepper(folder, CONTEXT, ROOM, batch, options | (DRAFTS if drafts else {}))
+        self.recorder = Recorder()
+        core = self._stepper.llm.llm_engine.engine_core.engine_core
+        self.recorder.watch(core.model_executor, seconds)
+        if drafts:
+            self.recorder.watch_calls(core.scheduler._sessions)
 
     def remember(self, prompts: list[list[int]]) -> None:
         """Generates the history."""
@@ -106,41 +128,29 @@ class Engine:
         sampling = self._stepper.sampling(1, HISTORY)
         self._stepper.llm.generate([as_prompt(prompt) for prompt in prompts], sampling, use_tqdm=False)
 
-    def turn(self, prompts: list[list[int]], steps: int) -> list[float]:
-        """Returns the medians of some steps of full batches, in the order of HEAD."""
+    def turn(self, prompts: list[list[int]], steps: int) -> "Window":
+        """Steps full batches, which the recorder then has."""
         self._stepper.start(prompts, epoch=2)
         self._stepper.window(WARM_STEPS)
-        self._recorder.clear()
+        self.recorder.clear()
         window = self._stepper.window(steps)
         self._stepper.stop()
-        send, hidden, receive = (np.array(times) for times in self._recorder.times)
-        middle = [float(np.median(times)) for times in (send, hidden, receive, send + receive)]
-        return [1e3 * window.step, *middle, float(np.quantile(send + receive, 0.99)), window.gained]
-
-
-def _sleep_in(executor: Any, seconds: float) -> None:
-    """Makes the model's part of a step take at least so long."""
-    execute, sample = executor.execute_model, executor.sample_tokens
-    started = 0.0
-
-    def executing(*args: Any, **named: Any) -> Any:
-        nonlocal started
-        started = time.perf_counter()
-        return execute(*args, **named)
-
-    def sampling(*args: Any, **named: Any) -> Any:
-        time.sleep(max(0.0, started + seconds - time.perf_counter()))
-        return sample(*args, **named)
-
-    executor.execute_model, executor.sample_tokens = executing, sampling
+        return window
 
 
 def measured(folder: Path, batch: int, seconds: float, turns: int, steps: int) -> list[str]:
     """Returns a row of the table."""
     problems = prompts(batch, CONTEXT, GROUP)
-    engine = Engine(folder, batch, seconds)
-    engine.remember(problems)
-    found = [engine.turn(problems, steps) for _ in range(turns)]
+    plain, drafting = (Engine(folder, batch, seconds, drafts) for drafts in (False, True))
+    drafting.remember(problems)
+    found = []
+    for _ in range(turns):
+        plain.turn(problems, steps)
+        window = drafting.turn(problems, steps)
+        without = float(np.median(plain.recorder.between))
+        times = drafting.recorder
+        between, *parts = (float(np.median(t)) for t in (times.between, times.send, times.hidden, times.receive))
+        found.append([1e3 * window.step, without, between, between - without, *parts, window.gained])
     return [str(batch), *(f"{figure:.2f}" for figure in np.median(found, axis=0))]
 
 
