@@ -226,6 +226,8 @@ class Pending:
     """With the shard of each."""
     touched: list[Any] = field(default_factory=list)
     """Shards that have something to write, or are still to be found."""
+    _made: tuple[int, list[Draft]] = (-1, [])
+    """What `drafts` last returned, and from how many answers."""
 
     def __repr__(self) -> str:
         answered = sum(part.done for _, part in self.parts)
@@ -244,7 +246,13 @@ class Pending:
         return [part.rows[row] for _, part in self.parts for rows, _ in part.drafts for row in rows]
 
     def drafts(self) -> list[Draft]:
-        """Returns the drafts that have arrived, and empty ones for the others."""
+        """Returns the drafts that have arrived, and empty ones for the others; the same list until more arrive."""
+        answers = sum(len(part.drafts) for _, part in self.parts)
+        if self._made[0] != answers:
+            self._made = answers, self._read()
+        return self._made[1]
+
+    def _read(self) -> list[Draft]:
         drafts = [_EMPTY] * self.size
         for _, part in self.parts:
             rows_of_step = part.rows

@@ -216,6 +216,14 @@ def test_send_and_receive_may_overlap(client: DraftClient) -> None:
     assert client.receive(first)[0].tokens[0] == TEXT[4]
 
 
+def test_the_drafts_of_an_answer_are_made_once(client: DraftClient) -> None:
+    client.ingest(PROMPT, [Response(TEXT)])
+    pending = client.send(client.open([PROMPT]), [TEXT[:4]])
+    drafts = client.receive(pending)
+    assert drafts[0].tokens[0] == TEXT[4]
+    assert pending.drafts() is drafts
+
+
 def test_flush_tells_the_server_of_opens(client: DraftClient, shared_server: Server) -> None:
     name = f'histospec_problem_lookups_total{{namespace="{client.config.namespace}",result="miss"}}'
     client.open([PROMPT] * 3)

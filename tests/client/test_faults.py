@@ -266,12 +266,13 @@ def test_late_answers_are_not_mistaken_for_later_ones(odd_server: OddServer) -> 
     with DraftClient(odd_server.endpoint, "run", deadline=PATIENT) as client:
         sessions = client.open([PROMPT])
         assert one_step(client, sessions)[0].tokens.tolist() == [1]
-        pending = client.send(sessions, [[]])
-        pending.deadline = time.monotonic() + 0.02
-        assert len(client.receive(pending)[0]) == 0
+        late = client.send(sessions, [[]])
+        late.deadline = time.monotonic() + 0.02
+        assert len(client.receive(late)[0]) == 0
         pending = client.send(sessions, [[1]])
         release.set()
         assert client.receive(pending)[0].tokens.tolist() == [3]
+        assert late.drafts()[0].tokens.tolist() == [2]
         stats = client.stats()
         assert (stats.late, stats.failed, stats.reopened) == (1, 0, 0)
 
