@@ -93,7 +93,7 @@ TEST_CASE("An alternative that no response took is drafted if the noise takes it
   for (std::int64_t seed = 0; seed < 400; ++seed) {
     CAPTURE(seed);
     LiveText live;
-    const auto own = live.open(head, hash_key.of(head));
+    const auto own = live.open(head);
     const std::vector<Token> before = {4, 5, 6};
     live.append(own, before);
     NoiseCounter noise;

@@ -26,8 +26,8 @@ struct Scene {
       }
       *part = std::make_shared<const Segments>(segments);
     }
-    own = live.open(prompt, hash_key.of(prompt));
-    live.append(live.open(prompt, hash_key.of(prompt)), random.text(random.below(200), alphabet));
+    own = live.open(prompt);
+    live.append(live.open(prompt), random.text(random.below(200), alphabet));
     const std::vector<Token> generated = random.text(random.below(100), alphabet);
     live.append(own, generated);
     for (Token token : prompt) context.tail.push(token);

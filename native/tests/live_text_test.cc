@@ -189,7 +189,7 @@ void play(std::uint64_t seed, std::size_t steps, std::size_t piece) {
     const std::size_t what = random.below(13);
     if (what <= 1 || running.empty()) {
       const auto& prompt = prompts[random.below(prompts.size())];
-      model.open(live.open(prompt, hash_key.of(prompt)), prompt);
+      model.open(live.open(prompt), prompt);
     } else if (what <= 6) {
       const TextId id = running[random.below(running.size())];
       const std::vector<Token> tokens = random.text(random.below(piece + 1), alphabet);
@@ -242,7 +242,7 @@ TEST_CASE("Long texts that are dropped leave the others searchable") {
 TEST_CASE("The first token of a sibling is found") {
   LiveText live;
   const std::vector<Token> prompt = {5, 6, 7};
-  const TextId a = live.open(prompt, hash_key.of(prompt)), b = live.open(prompt, hash_key.of(prompt));
+  const TextId a = live.open(prompt), b = live.open(prompt);
   live.append(a, std::vector<Token>{42});
   std::array<LiveText::Occurrence, LiveText::kCandidates> found;
   CHECK_EQ(live.find(b, prompt, found), 1);
@@ -254,8 +254,8 @@ TEST_CASE("The first token of a sibling is found") {
 TEST_CASE("The text of another prompt is not found") {
   LiveText live;
   const std::vector<Token> mine = {1, 2, 3, 4}, other = {1, 2, 9, 9};
-  const TextId a = live.open(mine, hash_key.of(mine));
-  live.open(other, hash_key.of(other));
+  const TextId a = live.open(mine);
+  live.open(other);
   std::array<LiveText::Occurrence, LiveText::kCandidates> found;
   CHECK_EQ(live.find(a, std::vector<Token>{1, 2}, found), 1);
   CHECK_EQ(found[0].next, 3);
@@ -278,7 +278,7 @@ TEST_CASE("A long prompt becomes searchable in slices") {
   Random random(3);
   LiveText live;
   const std::vector<Token> prompt = random.text(3 * LiveText::kSlice, 1 << 20);
-  const TextId text = live.open(prompt, hash_key.of(prompt));
+  const TextId text = live.open(prompt);
   live.append(text, std::vector<Token>{1, 2, 3});  // meanwhile
   int slices = 1;
   while (live.index_some(text)) ++slices;
@@ -291,7 +291,7 @@ TEST_CASE("A long prompt becomes searchable in slices") {
   }
   // A session that goes half-way takes the prompt with it.
   const std::vector<Token> other = random.text(2 * LiveText::kSlice, 1 << 20);
-  const TextId gone = live.open(other, hash_key.of(other));
+  const TextId gone = live.open(other);
   live.drop(gone);
   while (live.tidy(1000)) {
   }
@@ -327,7 +327,7 @@ TEST_CASE("Responses leave in the order in which they finished") {
   const std::vector<Token> prompt = {1, 2}, words = {3, 4, 5, 6};
   std::vector<TextId> texts;
   for (int i = 0; i < 4; ++i) {
-    texts.push_back(live.open(prompt, hash_key.of(prompt)));
+    texts.push_back(live.open(prompt));
     live.append(texts.back(), words);
     live.finish(texts.back(), -i);
   }

@@ -266,8 +266,7 @@ TEST_CASE("The live source collects the occurrences in live text") {
     Random random(seed);
     LiveText live;
     const std::vector<Token> prompt = random.text(random.between(1, 30), 4);
-    const LiveText::TextId own = live.open(prompt, hash_key.of(prompt)),
-                           sibling = live.open(prompt, hash_key.of(prompt));
+    const LiveText::TextId own = live.open(prompt), sibling = live.open(prompt);
     std::vector<Token> context = prompt;
     for (int i = 0; i < 10; ++i) {
       const std::vector<Token> mine = random.text(random.below(5), 4);

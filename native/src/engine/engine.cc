@@ -115,8 +115,7 @@ Opened Engine::open(const std::string& name, Tokens prompt, const std::string& i
   ProblemKey key = checked_key(name, prompt, id);
   require_tokens("generated", generated);
   // All that needs no lock comes before it.
-  const std::uint64_t hash = key.prompt_hash;
-  LiveText::Buffers buffers = LiveText::buffers_for(prompt);
+  LiveText::Buffers buffers = LiveText::buffers_for(prompt, key.prompt_hash);
   auto session = std::make_unique<Session>();
   DraftContext& context = session->context;
   for (Token token : tail(prompt)) context.tail.push(token);
@@ -144,7 +143,7 @@ Opened Engine::open(const std::string& name, Tokens prompt, const std::string& i
   Opened opened = {0, id.empty() ? problem->key.prompt.size() : prompt.size(), false};
   std::optional<LiveText::TextId> text;
   try {
-    contents.change_live(*problem, [&](LiveText& live) { text = live.open(prompt, hash, std::move(buffers)); });
+    contents.change_live(*problem, [&](LiveText& live) { text = live.open(prompt, std::move(buffers)); });
     // Other threads may take the lock while a long text is indexed; the text stays because it is open.
     while (contents.change_live(*problem, [&](LiveText& live) { return live.index_some(*text); })) {
       Monitor::breathe(lock);

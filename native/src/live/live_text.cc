@@ -6,6 +6,8 @@
 #include <new>
 #include <utility>
 
+#include "hash/keyed.h"
+
 namespace histospec {
 namespace {
 
@@ -74,12 +76,13 @@ LiveText::TextId LiveText::find_prompt(Tokens prompt, std::uint64_t hash) const 
   return found == last ? kNoText : found->second;
 }
 
-LiveText::Buffers LiveText::buffers_for(Tokens prompt) {
-  if (prompt.size() <= kSlice) return {};
-  return {{prompt.begin(), prompt.end()}, std::vector<Link>(prompt.size())};
+LiveText::Buffers LiveText::buffers_for(Tokens prompt, std::uint64_t hash) {
+  if (prompt.size() <= kSlice) return {{}, {}, hash};
+  return {{prompt.begin(), prompt.end()}, std::vector<Link>(prompt.size()), hash};
 }
 
-LiveText::TextId LiveText::open(Tokens prompt, std::uint64_t hash, Buffers&& buffers) {
+LiveText::TextId LiveText::open(Tokens prompt, Buffers&& buffers) {
+  const std::uint64_t hash = buffers.hash ? *buffers.hash : hash_key.of(prompt);
   TextId prompt_text = find_prompt(prompt, hash);
   if (prompt_text == kNoText) {
     const auto entry = prompts_.emplace(hash, kNoText);

@@ -25,6 +25,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -56,18 +57,20 @@ class LiveText {
     bool own;  // in the asking session's own text or prompt; else a sibling's
   };
 
-  // The arrays of a long prompt, allocated and filled without the lock, because first access to memory is slow. Empty
-  // for a short prompt.
+  // What is made of a prompt without the lock: its hash, and the arrays of a long one, because first access to memory
+  // is slow. The arrays are empty for a short prompt.
   struct Buffers {
     std::vector<Token> tokens;
     std::vector<Link> links;
+    std::optional<std::uint64_t> hash;
   };
-  static Buffers buffers_for(Tokens prompt);
+  // `hash` is the prompt's (hash/keyed.h).
+  static Buffers buffers_for(Tokens prompt, std::uint64_t hash);
 
   // Opens the text of a session. Sessions with the same prompt share its text. On return, kSlice tokens of a new prompt
-  // are searchable; index_some() adds the rest. `hash` is the prompt's (hash/keyed.h). `buffers` is the result of
-  // buffers_for() or empty, and is used if the prompt is new. Both are computed without the lock.
-  TextId open(Tokens prompt, std::uint64_t hash, Buffers&& buffers = {});
+  // are searchable; index_some() adds the rest. `buffers` is the result of buffers_for() or empty, and is used if the
+  // prompt is new.
+  TextId open(Tokens prompt, Buffers&& buffers = {});
   // Makes kSlice more tokens of the text's prompt searchable. Returns false when all are.
   bool index_some(TextId text);
   void append(TextId text, Tokens tokens);
