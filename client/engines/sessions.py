@@ -272,11 +272,15 @@ class RequestSessions:
         self.client.send(sessions, tokens, max_tokens=0, verify_cost=self.verify_cost, **(verified or {}))
 
 
+def known_tokens(draft: "Draft | None", vocabulary: int) -> list[int]:
+    """Returns the tokens of a draft; none if some are outside the vocabulary, perhaps of another tokenizer."""
+    tokens = [] if draft is None else draft.tokens.tolist()  # of so few, lists are faster than arrays
+    return tokens if tokens and min(tokens) >= 0 and max(tokens) < vocabulary else []
+
+
 def known(draft: "Draft | None", vocabulary: int) -> "Draft | None":
-    """Returns the draft; None if it is empty, or has tokens outside the vocabulary, perhaps of another tokenizer."""
-    if draft is None or not len(draft.tokens):
-        return None
-    return draft if max(draft.tokens.tolist()) < vocabulary else None  # the client refuses negative tokens
+    """Returns the draft; None if it has no `known_tokens`."""
+    return draft if known_tokens(draft, vocabulary) else None
 
 
 def _alternatives(commits: "Sequence[tuple[_RequestSession, Sequence[int], Version]]") -> list[bytes | None] | None:

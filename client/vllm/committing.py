@@ -80,7 +80,7 @@ class CommittingScheduler(Scheduler):
         self._clock = StepClock(settings.computes_here(vllm_config.parallel_config))
         self._harmless = Harmless(self._forget)
         self._minute = MinuteReport()
-        self._limits: dict[str, Limits] = {}  # of the requests that were asked for, because each step asks
+        self._limits: dict[str, Limits] = {}  # by request; each step reads them
         # Also if the process ends without shutdown, as a script with an engine in its process does.
         self._report_rest = weakref.finalize(self, _report_rest, self._minute, self._chooser)
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from histospec.client import Draft
 from histospec.client.engines.alternatives import Step
-from histospec.client.engines.sessions import REPORT_SECONDS, known
+from histospec.client.engines.sessions import REPORT_SECONDS, known, known_tokens
 from histospec.client.vllm.choice.chooser import ModeChooser
 from histospec.client.vllm.choice.model_drafter import model_drafter
 from histospec.client.vllm.choice.worth import promise_of
@@ -187,16 +187,11 @@ class HistoSpecScheduler(CommittingScheduler):
     def _rows(self, drafts: Mapping[str, Draft], model: DraftTokenIds) -> list[list[int]]:
         """Returns one draft per request, no longer than it can use: the server's or that of the model's own drafter."""
         if self._model is None:
-            rows = [self._tokens(drafts.get(request_id)) for request_id in model.req_ids]
+            rows = [known_tokens(drafts.get(request_id), self._vocabulary) for request_id in model.req_ids]
         else:
             history = [known(drafts.get(request_id), self._vocabulary) for request_id in model.req_ids]
             rows = self._model.choose(model.req_ids, history, model.draft_token_ids, bool(drafts))
         return [row and row[: self._places(request_id)] for row, request_id in zip(rows, model.req_ids, strict=True)]
-
-    def _tokens(self, draft: Draft | None) -> list[int]:
-        """Returns the tokens of a draft; none if some are outside the vocabulary, as for `known`."""
-        tokens = [] if draft is None else draft.tokens.tolist()
-        return tokens if not tokens or max(tokens) < self._vocabulary else []
 
     def _places(self, request_id: str) -> int:
         """Returns how many drafted tokens the request's next step can verify."""
