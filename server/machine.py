@@ -13,8 +13,11 @@ CGROUPS = Path("/sys/fs/cgroup")
 MEMBERSHIP = Path("/proc/self/cgroup")
 MOST_DRAFTING = 4
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
-KEPT_BYTES, MAPPED_BYTES = 16 << 20, 8 << 20
-"""Free memory that each arena of the allocator keeps, and the size from which an allocation is a mapping of its own."""
+KEPT_BYTES = MAPPED_BYTES = 32 << 20
+"""Free memory that each arena of the allocator keeps, and the size from which an allocation is a mapping of its own.
+
+32 MiB is the largest size for a mapping that the C library accepts.
+"""
 
 
 def memory_limit(cgroups: Path = CGROUPS, membership: Path = MEMBERSHIP) -> int:

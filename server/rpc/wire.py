@@ -145,10 +145,11 @@ def _problem(
 ) -> tuple[Problem, NDArray[np.int32]]:
     if len(request.problem) > MAX_PROBLEM:
         raise InvalidRequest(f"{field}problem: {len(request.problem)} characters are over the limit of {MAX_PROBLEM}")
-    prompt = token_array(f"{field}prompt", request.prompt)
+    given = request.prompt  # each reading copies it
+    prompt = token_array(f"{field}prompt", given)
     if not prompt.size:
         raise InvalidRequest(f"{field}prompt: must not be empty")
-    return Problem(run, request.prompt, request.problem), prompt
+    return Problem(run, given, request.problem), prompt
 
 
 def message(request: pb.DraftRequest | Undecodable, config: Config) -> Message:
