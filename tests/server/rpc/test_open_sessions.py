@@ -4,6 +4,7 @@ import asyncio
 from unittest.mock import Mock
 
 import numpy as np
+import pytest
 
 from histospec.native import Engine
 from histospec.server.history.tenants import Tenants
@@ -76,3 +77,21 @@ async def prompts_are_shared() -> None:
     assert len(SHARED) == 1
     await streams[1].forget_all()
     assert not SHARED, "the prompt outlives its sessions"
+
+
+def test_prompts_of_one_digest_are_not_mixed_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("xxhash.xxh3_128_digest", lambda prompt: b"the same")
+    asyncio.run(problems_are_kept_apart())
+
+
+async def problems_are_kept_apart() -> None:
+    engine = Engine(namespace_tokens=0)
+    sessions = OpenSessions(engine, Mock(tenants=Tenants(Access(None), engine)))
+    prompts = [PROMPT, PROMPT + 1, PROMPT]
+    for number, prompt in enumerate(prompts):
+        problem = Problem("run", prompt.tobytes())
+        await sessions.open(wire.Open(number, problem, prompt, NO_TOKENS, None, False, ""))
+    kept = [origin.problem.prompt for origin in map(sessions.origin, range(3)) if origin]
+    assert kept == [prompt.tobytes() for prompt in prompts]
+    await sessions.forget_all()
+    assert not SHARED
