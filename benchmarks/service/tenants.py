@@ -1,9 +1,9 @@
 """Measures three tenants of a server under `histospec bench` each, alone and next to a hostile tenant.
 
 The hostile tenant fills its share of the store, opens sessions up to its share, and names its namespaces like those of
-others. Prints a Markdown table: the p99 of a step of each tenant alone, with the two others, with all, and with all but
-each with a server of its own on this machine. The four take turns. All callers but the measured one run as idle tasks,
-as if on other machines.
+others. Prints a Markdown table: the p99 of a step of each tenant alone; alone while an idle task that calls no server
+takes what is left of a core; with the two others; with all; and with all but each with a server of its own on this
+machine. These take turns. All callers but the measured one run as idle tasks, as if on other machines.
 """
 
 import argparse
@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -35,7 +35,8 @@ LOAD = ("--batch", "64", "--problems", "32", "--responses", "8", "--length", "50
 """A worker of 64 requests whose forward pass takes 30 ms."""
 PATIENCE = "2"  # seconds of a step: a worker that gives up sooner would hide slow answers
 WARM_SECONDS = 3.0  # until the others step
-CONDITIONS = ("alone", "three", "hostile", "apart")
+CONDITIONS = ("alone", "busy", "three", "hostile", "apart")
+BASES = ("alone", "busy", "apart")
 FIGURES = ("step_p50_ms", "step_p99_ms", "late_share", "unanswered_share")
 
 
@@ -72,11 +73,16 @@ def bench(endpoint: str, tenant: str, steps: int) -> dict[str, float]:
     return figures
 
 
-@contextmanager
-def idle_bench(endpoint: str, tenant: str) -> Iterator[None]:
+def idle_bench(endpoint: str, tenant: str) -> AbstractContextManager[None]:
     """Runs `histospec bench` as this tenant and as an idle task, until the block ends."""
-    command = ["chrt", "--idle", "0", *_command(endpoint, tenant, "--steps", "1000000")]
-    process = subprocess.Popen(command, env=_environment(tenant), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    return _idle_process(_command(endpoint, tenant, "--steps", "1000000"), _environment(tenant))
+
+
+@contextmanager
+def _idle_process(command: list[str], environment: Mapping[str, str] | None = None) -> Iterator[None]:
+    """Runs a command as an idle task, until the block ends."""
+    command = ["chrt", "--idle", "0", *command]
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         yield
     finally:
@@ -165,6 +171,8 @@ def turn(
     """
     for name in TENANTS:
         yield "alone", name, bench(shared, name, steps)
+        with _idle_process([sys.executable, "-c", "while True: pass"]):
+            yield "busy", name, bench(shared, name, steps)
     one = dict.fromkeys(TENANTS, shared)
     for name, figures in together(one, steps):
         yield "three", name, figures
@@ -209,10 +217,10 @@ def main() -> None:
             for condition in CONDITIONS
         }
         for condition, figures in middle.items():
-            ratios = [figures["step_p99_ms"] / middle[other]["step_p99_ms"] for other in ("alone", "apart")]
+            ratios = [figures["step_p99_ms"] / middle[other]["step_p99_ms"] for other in BASES]
             cells = [f"{figures[figure]:.3g}" for figure in FIGURES]
             rows.append([f"{name}, {condition}", *cells, *(f"{ratio:.2f}" for ratio in ratios)])
-    print(table(["tenant, condition", *FIGURES, "p99 / alone", "p99 / apart"], rows), end="")
+    print(table(["tenant, condition", *FIGURES, *(f"p99 / {base}" for base in BASES)], rows), end="")
     print(f"\nlost: {lost or 'nothing'}; the hostile tenant saw {hostile.seen} responses of others")
     print(f"it stored {hostile.took} batches of 0.6 MiB, and the server refused {hostile.refused}")
 

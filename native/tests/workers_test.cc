@@ -1,7 +1,14 @@
 #include "threads/workers.h"
 
+#include <pthread.h>
+#include <signal.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <array>
 #include <atomic>
 #include <chrono>
+#include <fstream>
 #include <numeric>
 #include <stdexcept>
 #include <string>
@@ -22,6 +29,25 @@ std::vector<int> touched(Workers& workers, std::size_t size) {
     for (std::size_t i = first; i < last; ++i) ++times[i];
   });
   return times;
+}
+
+std::array<int, 2> gate;  // a pipe; threads in hold_here() wait for a byte
+std::atomic<bool> held = false;
+
+void hold_here(int) {
+  held = true;
+  char byte;
+  while (read(gate[0], &byte, 1) != 1) {
+  }
+}
+
+// Whether a thread sleeps, by Linux's /proc.
+bool asleep(long thread) {
+  std::ifstream file("/proc/self/task/" + std::to_string(thread) + "/stat");
+  std::string stat;
+  std::getline(file, stat);
+  const std::size_t end = stat.rfind(')');  // of the thread's name
+  return end != std::string::npos && stat.substr(end, 3) == ") S";
 }
 
 }  // namespace
@@ -136,6 +162,45 @@ TEST_CASE("An announcement wakes every thread") {
     while (workers.woken() < all && std::chrono::steady_clock::now() < end) std::this_thread::yield();
     CHECK_EQ(workers.woken(), all);
   }
+}
+
+// As on a busy machine, where a thread that was woken gets no core. A signal handler holds the thread.
+TEST_CASE("A run does not wait for a thread that takes no part in it") {
+  REQUIRE_EQ(pipe(gate.data()), 0);
+  struct sigaction hold = {}, before;
+  hold.sa_handler = hold_here;
+  REQUIRE_EQ(sigaction(SIGUSR1, &hold, &before), 0);
+  {
+    Workers workers(2);
+    pthread_t other{};
+    std::atomic<long> number = 0;
+    while (number == 0) {  // it may come too late for a run
+      workers.run(1000, [&](int worker, std::size_t, std::size_t) {
+        if (worker == 1 && number == 0) {
+          other = pthread_self();
+          number = syscall(SYS_gettid);
+        }
+        std::this_thread::yield();
+      });
+    }
+    while (!asleep(number)) std::this_thread::yield();  // until it waits for the next run, without the lock
+    REQUIRE_EQ(pthread_kill(other, SIGUSR1), 0);
+    while (!held) std::this_thread::yield();
+    std::atomic<bool> over = false, gave_up = false;
+    std::thread watch([&] {
+      for (int tenth = 0; tenth < 600 && !over; ++tenth) std::this_thread::sleep_for(std::chrono::milliseconds(100));
+      gave_up = !over;
+      CHECK_EQ(write(gate[1], "x", 1), 1);
+    });
+    CHECK_EQ(touched(workers, 100), std::vector<int>(100, 1));
+    over = true;
+    watch.join();
+    CHECK_FALSE(gave_up.load());
+    CHECK_EQ(touched(workers, 100), std::vector<int>(100, 1));
+  }
+  sigaction(SIGUSR1, &before, nullptr);
+  close(gate[0]);
+  close(gate[1]);
 }
 
 TEST_CASE("Idle workers can be destroyed") {

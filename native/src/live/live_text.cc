@@ -259,7 +259,7 @@ void LiveText::free(TextId id) {
   }
   if (text.counted >= kLargeText) {
     try {
-      freed_.push_back({std::move(text.tokens), std::move(text.links)});
+      freed_.push_back({std::move(text.tokens), std::move(text.links), {}});
     } catch (const std::bad_alloc&) {  // then it is destroyed here, under the lock
     }
   }

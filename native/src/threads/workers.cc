@@ -55,11 +55,15 @@ void Workers::share(std::size_t size, Job job) {
     job_ = std::move(job);
     size_ = size;
     for (std::size_t worker = 0; worker < taken_.size(); ++worker) taken_[worker].until = part(worker);
-    busy_ = static_cast<int>(others_.size());
+    open_ = true;
     ++round_;
   }
   started_.notify_all();
   take_pieces(0);
+  {
+    const std::lock_guard lock(mutex_);
+    open_ = false;
+  }
   const auto finished = [this] { return busy_ == 0; };
   wait_awake(finished);
   std::unique_lock lock(mutex_);
@@ -92,11 +96,12 @@ void Workers::loop(int worker) {
     for (bool more = true; more;) {
       if (stopping_) return;
       heard = announced_;
-      const bool due = round_ != seen;
+      const bool joins = open_ && round_ != seen;
       seen = round_;
+      if (joins) ++busy_;
       lock.unlock();
-      if (due) take_pieces(worker);
-      if (due && --busy_ == 0) {
+      if (joins) take_pieces(worker);
+      if (joins && --busy_ == 0) {
         const std::lock_guard finishing(mutex_);  // so that share() cannot miss it between its check and its sleep
         finished_.notify_one();
       }

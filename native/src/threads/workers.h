@@ -24,9 +24,10 @@ class Workers {
   // Wakes the threads for a run() of this size that follows within a fraction of a millisecond, because waking takes
   // about as long.
   void announce(std::size_t size);
-  // Calls work(worker, first, last) for pieces of [0, size), from this thread (worker 0) and the others, and waits for
-  // all of them. Every worker begins with its own part, which is the same in every run of this size, and then helps the
-  // others. Rethrows the first exception of a worker. Only one call may run at a time.
+  // Calls work(worker, first, last) for pieces of [0, size), from this thread (worker 0) and those others that are
+  // awake before all pieces are taken, and waits for these. So a busy machine delays a run by one piece at most. Every
+  // worker begins with its own part, which is the same in every run of this size, and then helps the others. Rethrows
+  // the first exception of a worker. Only one call may run at a time.
   template <typename Work>
   void run(std::size_t size, const Work& work) {
     if (shared(size)) {
@@ -60,7 +61,8 @@ class Workers {
   std::atomic<std::uint64_t> round_ = 0;  // number of the last run that was shared
   std::uint64_t announced_ = 0;           // number of the last announcement
   std::atomic<std::uint64_t> woken_ = 0;
-  std::atomic<int> busy_ = 0;
+  bool open_ = false;          // whether a thread may still join that run
+  std::atomic<int> busy_ = 0;  // how many have joined it and not finished
   std::atomic<bool> stopping_ = false;
   Job job_;
   std::size_t size_ = 0;
