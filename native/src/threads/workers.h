@@ -25,9 +25,9 @@ class Workers {
   // about as long.
   void announce(std::size_t size);
   // Calls work(worker, first, last) for pieces of [0, size), from this thread (worker 0) and those others that are
-  // awake before all pieces are taken, and waits for these. So a busy machine delays a run by one piece at most. Every
-  // worker begins with its own part, which is the same in every run of this size, and then helps the others. Rethrows
-  // the first exception of a worker. Only one call may run at a time.
+  // awake before all pieces are taken, and waits for these. So on a busy machine, only a thread that loses its core
+  // within a piece delays a run. Every worker begins with its own part, which is the same in every run of this size,
+  // and then helps the others. Rethrows the first exception of a worker. Only one call may run at a time.
   template <typename Work>
   void run(std::size_t size, const Work& work) {
     if (shared(size)) {
