@@ -69,6 +69,11 @@ class AsyncDraftClient:
 
     async def receive(self, pending: Pending) -> list[Draft]:
         """See `DraftClient.receive`."""
+        await self.wait(pending)
+        return pending.drafts()
+
+    async def wait(self, pending: Pending) -> None:
+        """See `DraftClient.wait`."""
         quiet_grpc.refuse_after_fork()
         self._streams.join()
         arguments.instance("pending", pending, Pending, "give what send returned, awaited")
@@ -77,7 +82,7 @@ class AsyncDraftClient:
         except asyncio.CancelledError:
             self._core.abandon(pending)
             raise
-        return self._core.collect(pending)
+        self._core.end_wait(pending)
 
     @same_as(DraftClient.finish)
     async def finish(self, *args: Any, **kwargs: Any) -> None:

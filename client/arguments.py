@@ -7,6 +7,7 @@ what is allowed and what was given, and what to give instead if the mistake is a
 import contextlib
 import math
 import numbers
+import struct
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any, NamedTuple, cast
@@ -195,7 +196,10 @@ def batch_bytes(name: str, values: Sequence[Tokens]) -> tuple[bytes, list[int]]:
     kinds = set(map(type, values))
     try:
         if kinds <= {list, tuple, range}:
-            flat = np.array(list(chain.from_iterable(values)))
+            tokens = list(chain.from_iterable(values))
+            if set(map(type, tokens)) == {int} and min(tokens) >= 0:  # of so few, `pack` is faster than an array
+                return struct.pack(f"<{len(tokens)}i", *tokens), list(map(len, values))
+            flat = np.array(tokens)
         elif kinds == {np.ndarray} and all(v.dtype.kind in "iu" for v in values):  # type: ignore[union-attr]
             flat = np.concatenate(values)
         else:
@@ -204,7 +208,7 @@ def batch_bytes(name: str, values: Sequence[Tokens]) -> tuple[bytes, list[int]]:
             flat = flat.astype(INT32)
         if flat.dtype.kind in "iu" and flat.ndim == 1 and (not flat.size or _largest(flat) <= MAX_TOKEN):
             return flat.astype(INT32, copy=False).tobytes(), list(map(len, values))
-    except (TypeError, ValueError, OverflowError, RuntimeError):
+    except (TypeError, ValueError, OverflowError, RuntimeError, struct.error):
         pass
     pieces = [token_bytes(f"{name}[{i}]", v) for i, v in enumerate(values)]
     return b"".join(pieces), [len(piece) // 4 for piece in pieces]

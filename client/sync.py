@@ -190,13 +190,21 @@ class DraftClient:
         Returns:
             As `step`.
         """
+        self.wait(pending)
+        return pending.drafts()
+
+    def wait(self, pending: Pending) -> None:
+        """Waits as `receive` does, for a caller that reads the drafts itself: `pending.drafts()`, `pending.tokens()`.
+
+        Args:
+            pending: what `send` returned.
+        """
         quiet_grpc.refuse_after_fork()
         arguments.instance("pending", pending, Pending, "give what send returned")
         if not pending.done:
             self._pump.wait(lambda: pending.done, max(GRACE, pending.deadline - time.monotonic()))
-        drafts = self._core.collect(pending)
+        self._core.end_wait(pending)
         self._rehearsals.answered()
-        return drafts
 
     @same_as(Core.finish)
     def finish(self, *args: Any, **kwargs: Any) -> None:

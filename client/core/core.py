@@ -42,7 +42,7 @@ from histospec.client.core.step import Budget, GarbledReply, Pending, StepInput,
 from histospec.client.core.stream_state import StreamState
 from histospec.client.errors import HistoSpecError
 from histospec.client.recorder import recorder
-from histospec.client.values import Draft, Stats, Tokens
+from histospec.client.values import Stats, Tokens
 from histospec.protocol.costs import DEFAULT_VERIFY_COST
 from histospec.v1 import draft_pb2 as pb
 
@@ -352,11 +352,10 @@ class Core:
             self.shards[0].ask(step_input, range(len(chosen)), budget, now, pending)
         return pending
 
-    def collect(self, pending: Pending) -> list[Draft]:
-        """Returns the drafts that have arrived, and empty ones for the others. Stops waiting for those."""
+    def end_wait(self, pending: Pending) -> None:
+        """Stops waiting for drafts that have not arrived: they are late."""
         if not pending.done:
             self._late(pending)
-        return pending.drafts()
 
     @_locked
     def _late(self, pending: Pending) -> None:

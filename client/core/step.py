@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -251,6 +251,23 @@ class Pending:
         if self._made[0] != answers:
             self._made = answers, self._read()
         return self._made[1]
+
+    def tokens(self, vocabulary: int) -> list[list[int]]:
+        """Returns the tokens of the drafts that have arrived, and empty lists for the others. Cheaper than `drafts`.
+
+        Also empty is a draft with a token of `vocabulary` or more, perhaps of another tokenizer.
+        """
+        found: dict[int, list[int]] = {}
+        for _, part in self.parts:
+            for rows, (offsets, tokens, *_) in part.drafts:
+                flat = tokens.tolist()
+                drafts = [flat[start:end] for start, end in pairwise(offsets)]
+                if tokens.max(initial=0) >= vocabulary:
+                    drafts = [draft if max(draft, default=0) < vocabulary else [] for draft in drafts]
+                if len(drafts) == self.size:  # of all sessions, in order
+                    return drafts
+                found.update(zip([part.rows[row] for row in rows], drafts, strict=True))
+        return [found.get(row) or [] for row in range(self.size)]
 
     def _read(self) -> list[Draft]:
         drafts = [_EMPTY] * self.size

@@ -51,6 +51,10 @@ class Bounds(NamedTuple):
             room = min(room, self.fewest - length - 1)
         return max(0, room)
 
+    def least_room(self, length: int, more: int) -> int:
+        """Returns the least room of a response of so many tokens after a step that yields 1 to `more` tokens."""
+        return 0 if length + 1 < self.fewest <= length + more else self.room(length + more)
+
 
 class RequestOptions(NamedTuple):
     """The options of a request; None for options that it does not set."""

@@ -144,6 +144,14 @@ class RequestSessions:
             drafts.update(zip(requests, self.client.receive(step), strict=True))
         return drafts
 
+    def collect_tokens(self, vocabulary: int) -> dict[str, list[int]]:
+        """Returns the tokens of what `collect` would return. A draft that is not of this vocabulary is empty."""
+        tokens: dict[str, list[int]] = {}
+        for requests, step in self.pending():
+            self.client.wait(step)
+            tokens.update(zip(requests, step.tokens(vocabulary), strict=True))
+        return tokens
+
     def pending(self) -> "list[tuple[list[str], Pending]]":
         """Returns the steps that asked for drafts since the last call, for a caller that receives them itself."""
         pending, self._pending = self._pending, []
@@ -272,15 +280,10 @@ class RequestSessions:
         self.client.send(sessions, tokens, max_tokens=0, verify_cost=self.verify_cost, **(verified or {}))
 
 
-def known_tokens(draft: "Draft | None", vocabulary: int) -> list[int]:
-    """Returns the tokens of a draft; none if some are outside the vocabulary, perhaps of another tokenizer."""
-    tokens = [] if draft is None else draft.tokens.tolist()  # of so few, lists are faster than arrays
-    return tokens if tokens and min(tokens) >= 0 and max(tokens) < vocabulary else []
-
-
 def known(draft: "Draft | None", vocabulary: int) -> "Draft | None":
-    """Returns the draft; None if it has no `known_tokens`."""
-    return draft if known_tokens(draft, vocabulary) else None
+    """Returns the draft; None if it is empty, or has tokens outside the vocabulary, perhaps of another tokenizer."""
+    tokens = [] if draft is None else draft.tokens.tolist()  # of so few, lists are faster than arrays
+    return draft if tokens and max(tokens) < vocabulary else None
 
 
 def _alternatives(commits: "Sequence[tuple[_RequestSession, Sequence[int], Version]]") -> list[bytes | None] | None:

@@ -15,12 +15,11 @@ A failure here never stops the engine: it is logged, and the requests go on with
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
-from histospec.client import Draft
 from histospec.client.engines.alternatives import Step
-from histospec.client.engines.sessions import REPORT_SECONDS, known, known_tokens
+from histospec.client.engines.sessions import REPORT_SECONDS, known
 from histospec.client.vllm.choice.chooser import ModeChooser
 from histospec.client.vllm.choice.model_drafter import model_drafter
 from histospec.client.vllm.choice.worth import promise_of
@@ -44,6 +43,7 @@ class HistoSpecScheduler(CommittingScheduler):
         self._stepped = math.inf  # when the last step ended; infinite if the engine was idle
         self._silent = 0  # steps since drafts were asked for
         self._reported = -math.inf  # the end of the last step whose tokens the server was sent
+        self._prepared = self._ready = UNPREPARED  # for the step that is computed, and for the one that has ended
         self._probed = False  # whether the drafts of a probe arrived in the newest step
 
     def _choosing(self, vllm_config: Any) -> ModeChooser:
@@ -52,24 +52,33 @@ class HistoSpecScheduler(CommittingScheduler):
         return ModeChooser(cost) if self._model is None else self._model.chooser
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
-        """Announces new sessions, so that the server looks them up while the model computes."""
-        if not self._silent:
-            with self._harmless("announce", forget=True):
-                self._sessions.announce()
+        """Also tells the model's drafter how many tokens to make."""
         step = super().schedule(*args, **kwargs)
         if self._model is not None:
             with self._harmless("ask the model's drafter"):
                 self._model.ask(step)
         return step
 
+    def get_grammar_bitmask(self, scheduler_output: SchedulerOutput) -> Any:
+        """Also does what need not wait for the sampled tokens. vLLM calls this while the model computes the step."""
+        grammar = super().get_grammar_bitmask(scheduler_output)
+        if not self._silent:
+            with self._harmless("prepare", forget=True):
+                self._sessions.announce()  # the server looks them up meanwhile
+                self._prepared = self._prepare(scheduler_output)
+        return grammar
+
     def update_from_output(self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput) -> Any:
         """Sends the sampled tokens, calls vLLM, then sends the tokens that vLLM might have cut."""
         verify_cost: float | None = DEFAULT_VERIFY_COST
         with self._harmless("learn"):
             verify_cost = self._learn(scheduler_output, model_runner_output)
+        self._ready = self._prepared if self._prepared.step is scheduler_output else UNPREPARED
+        rest: Sequence[str] = model_runner_output.req_ids
         if verify_cost is not None:
             with self._harmless("send", forget=True):
-                self._sessions.ask(self._certain(model_runner_output), verify_cost)
+                certain, rest = self._divide(model_runner_output)
+                self._sessions.ask(certain, verify_cost)
         if found := alternatives.of(model_runner_output):
             with self._harmless("keep alternatives"):
                 self._keep(found)
@@ -82,7 +91,7 @@ class HistoSpecScheduler(CommittingScheduler):
         else:
             self._reported = self._stepped
         with self._harmless("settle", forget=True):
-            remaining = self._remaining(model_runner_output)
+            remaining = self._remaining(rest)
             if verify_cost is not None:
                 self._sessions.ask(remaining, verify_cost)
             elif self._chooser.curious and self.requests and not self._probed:
@@ -96,20 +105,14 @@ class HistoSpecScheduler(CommittingScheduler):
         """Replaces the workers' drafts, or their empty ones, by the better drafts; vLLM checks these for grammars."""
         if self._silent > 1 and not any(draft_token_ids.draft_token_ids):
             return  # no drafts were asked for, so vLLM's empty ones stay
-        drafts: dict[str, Draft] = {}
-        waited = -time.perf_counter()
+        rows: list[list[int]] | None = None
         with self._harmless("receive", forget=True):
-            drafts = self._sessions.collect()
-        waited += time.perf_counter()
-        if not drafts and self._model is None:
-            return  # no drafts arrived, so vLLM's empty ones stay; scheduling has taken the last drafts
-        rows: list[list[int]] = [[] for _ in draft_token_ids.req_ids]
-        with self._harmless("receive", forget=True):
-            rows = self._rows(drafts, draft_token_ids)
-            self._minute.received(waited, len(drafts), rows)
-        super().update_draft_token_ids(DraftTokenIds(draft_token_ids.req_ids, rows))
+            rows = self._receive(draft_token_ids)
+        if rows is not None:
+            super().update_draft_token_ids(DraftTokenIds(draft_token_ids.req_ids, rows))
 
     def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
+        self._prepared.requests.discard(request.request_id)
         if self._model is not None:
             with self._harmless("forget the model's drafts"):
                 self._model.forget(request.request_id)
@@ -159,41 +162,102 @@ class HistoSpecScheduler(CommittingScheduler):
             if (request := self.requests.get(request_id)) is not None:
                 self._sessions.keep(request_id, request.num_output_tokens, step)
 
-    def _certain(self, output: ModelRunnerOutput) -> Iterator[tuple[str, Sequence[int]]]:
-        """Yields the sampled tokens of requests of which vLLM will cut none."""
-        requests, sent = self.requests, self._sessions.sent
-        for request_id, tokens in zip(output.req_ids, output.sampled_token_ids, strict=False):
-            if not tokens or (request := requests.get(request_id)) is None:  # no tokens: a chunk of a prompt
-                continue
-            length = request.num_output_tokens
-            if sent(request_id) != length:  # also of a request that has ended: it has no session
-                continue
-            limits = self._limits_of(request)
-            if length + len(tokens) < limits.sure and limits.stops.isdisjoint(tokens):
-                yield request_id, tokens
-
-    def _remaining(self, output: ModelRunnerOutput) -> Iterator[tuple[str, Sequence[int]]]:
-        """Yields the tokens of running requests that their sessions were not sent yet."""
-        for request_id in output.req_ids:
+    def _prepare(self, step: SchedulerOutput) -> "_Prepared":
+        """Finds the requests of a step that only a stop token can end, however many tokens it yields."""
+        longest = self._sessions.max_tokens + 1
+        prepared = _Prepared(step, set(), set())
+        for request_id in step.num_scheduled_tokens:
             request = self.requests.get(request_id)
-            sent = self._sessions.sent(request_id)
-            if request is None or sent is None or sent == request.num_output_tokens:
+            if request is None or not self._agrees(request):
                 continue
-            if sent > request.num_output_tokens:  # vLLM discarded the step of this request (a reset, a failed load)
-                self._sessions.restart(request_id)
-                sent = 0
-            yield request_id, request.output_token_ids[sent:]
+            limits, length = self._limits_of(request), request.num_output_tokens
+            room = limits.bounds.least_room(length, longest)
+            if length + longest < limits.sure and room >= self._sessions.max_tokens:
+                prepared.requests.add(request_id)
+                prepared.stops.update(limits.stops)
+        return prepared
 
-    def _rows(self, drafts: Mapping[str, Draft], model: DraftTokenIds) -> list[list[int]]:
-        """Returns one draft per request, no longer than it can use: the server's or that of the model's own drafter."""
+    def _agrees(self, request: Request) -> bool:
+        """Returns whether the session has exactly the request's tokens; begins it again if it was sent more.
+
+        Then vLLM discarded the step of this request (a reset, a failed load).
+        """
+        sent = self._sessions.sent(request.request_id)  # None also for a request that has ended
+        if sent is not None and sent > request.num_output_tokens:
+            self._sessions.restart(request.request_id)
+            sent = 0
+        return sent == request.num_output_tokens
+
+    def _divide(self, output: ModelRunnerOutput) -> tuple[list[tuple[str, Sequence[int]]], list[str]]:
+        """Returns the sampled tokens of requests of which vLLM will cut none, and the other requests."""
+        _, ready, stops = self._ready
+        certain: list[tuple[str, Sequence[int]]] = []
+        rest = []
+        for request_id, tokens in zip(output.req_ids, output.sampled_token_ids, strict=False):
+            if (tokens and request_id in ready and stops.isdisjoint(tokens)) or self._is_certain(request_id, tokens):
+                certain.append((request_id, tokens))
+            else:
+                rest.append(request_id)
+        return certain, rest
+
+    def _is_certain(self, request_id: str, tokens: Sequence[int]) -> bool:
+        if not tokens or (request := self.requests.get(request_id)) is None:  # no tokens: a chunk of a prompt
+            return False
+        limits = self._limits_of(request)
+        length = request.num_output_tokens + len(tokens)
+        return self._agrees(request) and length < limits.sure and limits.stops.isdisjoint(tokens)
+
+    def _remaining(self, requests: Iterable[str]) -> Iterator[tuple[str, Sequence[int]]]:
+        """Yields the tokens of running requests that their sessions were not sent yet."""
+        for request_id in requests:
+            request = self.requests.get(request_id)
+            if request is not None and not self._agrees(request):
+                sent = self._sessions.sent(request_id)
+                if sent is not None:
+                    yield request_id, request.output_token_ids[sent:]
+
+    def _receive(self, model: DraftTokenIds) -> list[list[int]] | None:
+        """Returns one draft per request, no longer than it can use: the server's or that of the model's own drafter.
+
+        None: there are none, so vLLM's empty ones stay; scheduling has taken the last drafts.
+        """
+        began = time.perf_counter()
         if self._model is None:
-            rows = [known_tokens(drafts.get(request_id), self._vocabulary) for request_id in model.req_ids]
+            tokens = self._sessions.collect_tokens(self._vocabulary)
+            waited, answered = time.perf_counter() - began, len(tokens)
+            if not tokens:
+                return None
+            rows = [tokens.get(request_id) or [] for request_id in model.req_ids]
         else:
+            drafts = self._sessions.collect()
+            waited, answered = time.perf_counter() - began, len(drafts)
             history = [known(drafts.get(request_id), self._vocabulary) for request_id in model.req_ids]
             rows = self._model.choose(model.req_ids, history, model.draft_token_ids, bool(drafts))
-        return [row and row[: self._places(request_id)] for row, request_id in zip(rows, model.req_ids, strict=True)]
+        for i, request_id in enumerate(model.req_ids):
+            if rows[i] and request_id not in self._ready.requests:
+                rows[i] = rows[i][: self._places(request_id)]
+        self._minute.received(waited, answered, rows)
+        return rows
 
     def _places(self, request_id: str) -> int:
         """Returns how many drafted tokens the request's next step can verify."""
         request = self.requests.get(request_id)
         return 0 if request is None or request.is_prefill_chunk else self._room(request)
+
+
+class _Prepared(NamedTuple):
+    """What was prepared while the model computed a step.
+
+    Attributes:
+        step: the step.
+        requests: those of its requests whose sessions have all their tokens, that no length ends in this step or the
+            next, and that can use the longest draft after it.
+        stops: the tokens that may end one of them.
+    """
+
+    step: object
+    requests: set[str]
+    stops: set[int | None]
+
+
+UNPREPARED = _Prepared(None, set(), set())

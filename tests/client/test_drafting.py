@@ -10,6 +10,7 @@ import pytest
 
 import histospec.client
 from histospec.client import AsyncDraftClient, DraftClient, Response, Shard
+from histospec.client.core.step import Drafts, Part, Pending
 from tests.support.clients import texts
 from tests.support.odd_server import OddServer
 from tests.support.servers import Server
@@ -370,3 +371,38 @@ def test_a_waiting_thread_holds_up_nobody(odd_server: OddServer) -> None:
 def test_public_names() -> None:
     assert all(hasattr(histospec.client, name) for name in histospec.client.__all__)
     assert {"DraftClient", "AsyncDraftClient", "Response", "Draft"} <= set(histospec.client.__all__)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_tokens_are_those_of_the_drafts(seed: int) -> None:
+    """Of steps that several shards answer in several messages, in any order, some of them never."""
+    chance = np.random.default_rng(seed)
+    size = int(chance.integers(1, 12))
+    pending = Pending(size, deadline=0.0)
+    owners = chance.integers(0, 3, size)
+    for shard in range(3):
+        part = Part(np.flatnonzero(owners == shard).tolist(), begun=0.0)
+        pending.parts.append((None, part))
+        pieces = chance.integers(0, 3, len(part.rows))
+        for piece in chance.permutation(2):  # the third is late
+            rows = np.flatnonzero(pieces == piece).tolist()
+            offsets = np.append(0, chance.integers(0, 4, len(rows)).cumsum()).tolist()
+            tokens = chance.integers(0, 10, offsets[-1]).astype(np.int32)
+            part.drafts.append((rows, Drafts(offsets, tokens, np.ones(len(tokens), np.float32), 0, None)))
+    drafts = [draft.tokens.tolist() for draft in pending.drafts()]
+    assert pending.tokens(vocabulary=10) == drafts
+    assert pending.tokens(vocabulary=7) == [draft if max(draft, default=0) < 7 else [] for draft in drafts]
+
+
+@pytest.mark.asyncio
+async def test_a_caller_that_reads_the_drafts_itself(client: DraftClient) -> None:
+    roll_out(client, PROMPT, TEXT)
+    pending = client.send(client.open([PROMPT] * 2), [[], TEXT[:3]], max_tokens=4)
+    client.wait(pending)
+    assert pending.tokens(vocabulary=1000) == [TEXT[:4], TEXT[3:7]]
+    with pytest.raises(ValueError, match="pending: must be"):
+        client.wait(None)  # type: ignore[arg-type]
+    async with AsyncDraftClient(client.config.endpoints[0].address, client.config.namespace, deadline=PATIENT) as other:
+        pending = await other.send(await other.open([PROMPT]), [TEXT[:1]], max_tokens=4)
+        await other.wait(pending)
+        assert pending.tokens(vocabulary=1000) == [TEXT[1:5]]

@@ -107,8 +107,8 @@ class Model:
         sessions = list(open_sessions)
         pending = self.core.send(sessions, [[9]] * len(sessions))
         self.serve()
-        drafts = self.core.collect(pending)
-        assert [len(draft) for draft in drafts] == [1] * len(sessions)
+        self.core.end_wait(pending)
+        assert [len(draft) for draft in pending.drafts()] == [1] * len(sessions)
         while self.core.flush():
             self.serve()
         held = {n: text for shard in self.core.shards for n, text in self.streams[shard][1].items()}

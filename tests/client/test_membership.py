@@ -63,7 +63,8 @@ def test_nothing_is_sent_and_nothing_lost_until_shards_are_found(core: Core, now
     pending = core.send(sessions, [[1]] * len(sessions))
     assert pending.done
     assert pending.touched == core.shards  # their streams look for shards
-    assert [len(d) for d in core.collect(pending)] == [0] * len(sessions)
+    core.end_wait(pending)
+    assert [len(d) for d in pending.drafts()] == [0] * len(sessions)
     core.finish(sessions[:10])
     stats = core.stats()
     assert (stats.pending_commits, stats.skipped, stats.late) == (10, 1, 0)

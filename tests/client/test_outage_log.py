@@ -64,7 +64,7 @@ class Worker:
         empty = pb.DraftResponse(sequence=sequence, lengths=np.zeros(1, "<i4").tobytes())
         self.core.reply(self.shard, self.shard.stream, empty)
         assert pending.done
-        self.core.collect(pending)
+        self.core.end_wait(pending)
 
 
 def test_an_outage_is_said_at_once_each_minute_and_at_its_end(caplog: pytest.LogCaptureFixture) -> None:
@@ -182,7 +182,7 @@ def test_a_shard_that_is_silent(caplog: pytest.LogCaptureFixture) -> None:
     for _ in range(2):
         pending = worker.core.send(worker.session, [[3]])
         worker.now += 2.5
-        worker.core.collect(pending)
+        worker.core.end_wait(pending)
     (line,) = worker.said
     assert "h:1 (DEADLINE_EXCEEDED: no answer for 2 s, reconnecting), going on WITHOUT drafts" in line
 

@@ -75,9 +75,9 @@ class World:
             if arrival >= pending.deadline:
                 break
             self._deliver()
-        drafts = self.core.collect(pending)
+        self.core.end_wait(pending)
         self.now += PAUSE
-        return drafts
+        return pending.drafts()
 
     def kill(self) -> None:
         self.server = None
@@ -180,7 +180,7 @@ def test_a_connection_that_nobody_answers_is_left_alone_until_it_ends() -> None:
         pending = world.core.send(world.sessions, [[1]] * 4)
         assert pending.done
         assert pending.touched == [world.shard]  # the loop is to turn
-        world.core.collect(pending)
+        world.core.end_wait(pending)
         world.now += PAUSE
     assert world.shard.stream is stream
     assert not stream.outbox

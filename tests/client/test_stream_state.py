@@ -152,7 +152,8 @@ class World:
             self.truth[s] += text
         pending = self.core.send(sessions, new, **report)
         self.exchange(write, answers)
-        return self.core.collect(pending)
+        self.core.end_wait(pending)
+        return pending.drafts()
 
 
 @contextlib.contextmanager
@@ -330,7 +331,8 @@ def test_late_drafts_are_added_to_their_step(monkeypatch: pytest.MonkeyPatch) ->
     for _ in range(3):
         pending.append(world.core.send(sessions, [[1], [1, 2]]))
         world.exchange(answers=0)
-        assert list(map(len, world.core.collect(pending[-1]))) == [0, 0]
+        world.core.end_wait(pending[-1])
+        assert list(map(len, pending[-1].drafts())) == [0, 0]
         assert pending[-1].answered() == []
     assert world.core.stats().late == len(pending)
     world.exchange(write=False)
