@@ -7,9 +7,14 @@ A toy model computes on the CPU, then the step sleeps until the time that a GPU 
 the sampled tokens of a step until the next step begins. An engine without drafts and one with HistoSpec take turns.
 Parts of the wait with HistoSpec:
 
-    send       HistoSpec's call until the sampled tokens have left
-    hidden     vLLM's and HistoSpec's bookkeeping while the drafts are on their way
-    receive    the wait for the rest of the round trip, and reading the drafts
+    HistoSpec's   in HistoSpec's methods, without vLLM's methods that they call; the rest of the difference is vLLM's
+                  own work with drafts and with more tokens, which any drafter makes
+    its CPU       of this the CPU time, without the wait for the rest of the round trip
+    send          until the sampled tokens have left; this and `receive` are parts of HistoSpec's time
+    hidden        vLLM's bookkeeping while the drafts are on their way
+    receive       the wait for the rest of the round trip, and reading the drafts
+
+The last line has the costs for benchmarks/scale/model.py: straight lines through HistoSpec's CPU time and `hidden`.
 """
 
 import argparse
@@ -26,6 +31,7 @@ import benchmarks.vllm.environment  # noqa: F401 - first
 
 # isort: split
 import numpy as np
+from numpy.typing import NDArray
 
 from benchmarks.gpu import models
 from benchmarks.gpu.overhead import LETTERS, prompts
@@ -38,7 +44,12 @@ if TYPE_CHECKING:
 GROUP = 16  # responses per problem
 CONTEXT, ROOM, HISTORY = 64, 1024, 256  # tokens of a prompt, of a response at most, of each response in the history
 WARM_STEPS = 20
-HEAD = ("requests", "step", "without drafts", "with HistoSpec", "more", "send", "hidden", "receive", "tokens per step")
+HEAD = (
+    "requests", "step", "without drafts", "with HistoSpec", "more", "HistoSpec's", "its CPU", "send", "hidden",
+    "receive", "tokens per step",
+)  # fmt: skip
+BETWEEN = ("update_from_output", "update_draft_token_ids", "schedule")
+"""vLLM's methods of a scheduler between two steps, which HistoSpec's extend."""
 Result = TypeVar("Result")
 
 
@@ -47,15 +58,19 @@ class Recorder:
     """The times of steps in milliseconds, of one engine: between two steps, and of HistoSpec's calls there."""
 
     between: list[float] = field(default_factory=list)
+    own: list[float] = field(default_factory=list)
+    cpu: list[float] = field(default_factory=list)
     send: list[float] = field(default_factory=list)
     hidden: list[float] = field(default_factory=list)
     receive: list[float] = field(default_factory=list)
     _sampled: float = math.inf
     _left: float = 0.0
+    _own: float = 0.0
+    _cpu: float = 0.0
 
     def clear(self) -> None:
         """Forgets all steps."""
-        for times in (self.between, self.send, self.hidden, self.receive):
+        for times in (self.between, self.own, self.cpu, self.send, self.hidden, self.receive):
             times.clear()
         self._sampled = math.inf
 
@@ -69,6 +84,9 @@ class Recorder:
             started = time.perf_counter()
             if math.isfinite(self._sampled):
                 self.between.append(1e3 * (started - self._sampled))
+                self.own.append(1e3 * self._own)
+                self.cpu.append(1e3 * self._cpu)
+            self._own = self._cpu = 0.0
             return execute(*args, **named)
 
         def sampling(*args: Any, **named: Any) -> Any:
@@ -79,9 +97,28 @@ class Recorder:
 
         executor.execute_model, executor.sample_tokens = executing, sampling
 
-    def watch_calls(self, sessions: Any) -> None:
-        """Times the adapter's calls to the client."""
-        sessions.ask, sessions.collect = self._asking(sessions.ask), self._collecting(sessions.collect)
+    def watch_calls(self, scheduler: Any) -> None:
+        """Times the adapter's methods, and its calls to the client."""
+        for name in BETWEEN:
+            setattr(scheduler, name, self._counted(getattr(scheduler, name), 1))
+            of_vllm = next(vars(each)[name] for each in type(scheduler).__mro__ if each.__module__.startswith("vllm."))
+            setattr(type(scheduler).__base__, name, self._counted(of_vllm, -1))
+        sessions = scheduler._sessions
+        sessions.ask = self._asking(sessions.ask)
+        sessions.collect_tokens = self._collecting(sessions.collect_tokens)
+
+    def _counted(self, method: Callable[..., Result], sign: int) -> Callable[..., Result]:
+        """Adds the time of a method to HistoSpec's, or subtracts it."""
+
+        def counted(*args: Any, **named: Any) -> Result:
+            started, cpu = time.perf_counter(), time.thread_time()
+            try:
+                return method(*args, **named)
+            finally:
+                self._own += sign * (time.perf_counter() - started)
+                self._cpu += sign * (time.thread_time() - cpu)
+
+        return counted
 
     def _asking(self, ask: Callable[..., Result]) -> Callable[..., Result]:
         def timed(*args: Any, **named: Any) -> Result:
@@ -94,10 +131,10 @@ class Recorder:
 
         return timed
 
-    def _collecting(self, collect: Callable[[], Result]) -> Callable[[], Result]:
-        def timed() -> Result:
+    def _collecting(self, collect: Callable[..., Result]) -> Callable[..., Result]:
+        def timed(*args: Any) -> Result:
             started = time.perf_counter()
-            result = collect()
+            result = collect(*args)
             self.hidden.append(1e3 * (started - self._left))
             self.receive.append(1e3 * (time.perf_counter() - started))
             self._left = 0.0
@@ -119,7 +156,7 @@ class Engine:
         core = self._stepper.llm.llm_engine.engine_core.engine_core
         self.recorder.watch(core.model_executor, seconds)
         if drafts:
-            self.recorder.watch_calls(core.scheduler._sessions)
+            self.recorder.watch_calls(core.scheduler)
 
     def remember(self, prompts: list[list[int]]) -> None:
         """Generates the history."""
@@ -138,8 +175,8 @@ class Engine:
         return window
 
 
-def measured(folder: Path, batch: int, seconds: float, turns: int, steps: int) -> list[str]:
-    """Returns a row of the table."""
+def measured(folder: Path, batch: int, seconds: float, turns: int, steps: int) -> NDArray[np.float64]:
+    """Returns a row of the table, from the second column on: medians of the turns."""
     problems = prompts(batch, CONTEXT, GROUP)
     plain, drafting = (Engine(folder, batch, seconds, drafts) for drafts in (False, True))
     drafting.remember(problems)
@@ -149,9 +186,11 @@ def measured(folder: Path, batch: int, seconds: float, turns: int, steps: int) -
         window = drafting.turn(problems, steps)
         without = float(np.median(plain.recorder.between))
         times = drafting.recorder
-        between, *parts = (float(np.median(t)) for t in (times.between, times.send, times.hidden, times.receive))
-        found.append([1e3 * window.step, without, between, between - without, *parts, window.gained])
-    return [str(batch), *(f"{figure:.2f}" for figure in np.median(found, axis=0))]
+        parts = (times.between, times.own, times.cpu, times.send, times.hidden, times.receive)
+        between, *others = (float(np.median(part)) for part in parts)
+        found.append([1e3 * window.step, without, between, between - without, *others, window.gained])
+    middle: NDArray[np.float64] = np.median(np.array(found), axis=0)
+    return middle
 
 
 def main() -> None:
@@ -169,8 +208,15 @@ def main() -> None:
         os.environ |= {"HISTOSPEC_ENDPOINT": server.endpoint, "HISTOSPEC_NAMESPACE": "waits"}
         folder = models.write(Path(name, "toy"), models.DRY.shapes["toy"], LETTERS)
         print(heading(HEAD), end="")
+        rows = []
         for batch in batches:
-            print(line(measured(folder, batch, arguments.step_ms / 1e3, turns, steps)), end="", flush=True)
+            rows.append(measured(folder, batch, arguments.step_ms / 1e3, turns, steps))
+            print(line([str(batch), *(f"{figure:.2f}" for figure in rows[-1])]), end="", flush=True)
+    if len(batches) > 1:
+        table = dict(zip(HEAD[1:], 1e3 * np.array(rows).T, strict=True))
+        for name, column in (("adapter", "its CPU"), ("hidden", "hidden")):
+            slope, once = np.polyfit(batches, table[column], 1)
+            print(f"{name}_step = {once:.0f}, {name}_session = {slope:.2f} microseconds")
 
 
 if __name__ == "__main__":

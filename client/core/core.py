@@ -228,7 +228,7 @@ class Core:
     def prepare(self, *args: Any, **kwargs: Any) -> list[Session]:
         """Returns sessions for the arguments of `open`; `begin` opens them. Raises ValueError."""
         quiet_grpc.refuse_after_fork()
-        return prepare(self._numbers, *args, **kwargs)
+        return prepare(self._appending, self._numbers, *args, **kwargs)
 
     @_locked
     def begin(self, sessions: Sequence[Session]) -> None:
@@ -372,7 +372,11 @@ class Core:
 
     @_locked
     def rehearse(self) -> list[Shard]:
-        """Leaves an empty step for every shard that is healthy and owes nothing. Returns these shards."""
+        """Leaves an empty step for every shard that is healthy and owes nothing. Returns these shards.
+
+        Also does what the last step has put off.
+        """
+        self._appending.copy()
         return [shard for shard in self.shards if shard.rehearse()]
 
     def rehearsing(self, shards: Sequence[Shard]) -> bool:

@@ -18,12 +18,13 @@ class Session:
     """One running generation. Keeps its tokens in the format of the wire: little-endian int32 bytes."""
 
     __slots__ = (
-        "continued", "generated", "length", "number", "opened", "position_noise", "problem", "prompt", "refused",
-        "seed", "unreported",
+        "_appending", "_generated", "continued", "length", "number", "opened", "position_noise", "problem", "prompt",
+        "refused", "seed", "unreported",
     )  # fmt: skip
 
     def __init__(
         self,
+        appending: "Appending",
         number: int,
         prompt: bytes,
         problem: str,
@@ -34,7 +35,8 @@ class Session:
         self.number = number
         self.prompt = prompt
         self.problem = problem
-        self.generated = bytearray(generated)
+        self._appending = appending
+        self._generated = bytearray(generated)
         self.length = len(generated) // 4  # in tokens; stored, because every step reads it for each session
         self.seed = seed
         self.position_noise = position_noise
@@ -44,6 +46,12 @@ class Session:
         self.refused = False
         self.unreported: NDArray[np.int32] | None = None
         """The sum of the rows of `StepInput.report` of steps that were not sent."""
+
+    @property
+    def generated(self) -> bytearray:
+        """Its generated tokens."""
+        self._appending.copy()
+        return self._generated
 
     @property
     def own(self) -> int:
@@ -56,15 +64,16 @@ class Session:
         generated, tokens = bytearray(taken + self.generated), len(taken) // 4
         length, continued = self.length + tokens, self.continued + tokens
         # One line, which no interrupt divides. A seed draws the rest, not the whole response.
-        self.prompt, self.generated, self.length, self.continued, self.seed = first, generated, length, continued, None
+        self.prompt, self._generated, self.length, self.continued, self.seed = first, generated, length, continued, None
 
     @property
     def bytes(self) -> int:
         """The approximate bytes of its open on the wire."""
-        return len(self.prompt) + len(self.generated)
+        return len(self.prompt) + 4 * self.length
 
 
 def prepare(
+    appending: "Appending",
     numbers: "itertools.count[int]",
     prompts: Sequence[Tokens],
     problems: Sequence[str | None] | None = None,
@@ -83,41 +92,47 @@ def prepare(
     names = [arguments.problem_name(f"problems[{i}]", p) for i, p in enumerate(given)]
     begun = [arguments.token_bytes(f"generated[{i}]", g) for i, g in enumerate(pieces)]
     return [
-        Session(next(numbers), prompt, problem, text, seed, position_noise)
+        Session(appending, next(numbers), prompt, problem, text, seed, position_noise)
         for prompt, problem, text, seed in zip(texts, names, begun, drawn, strict=True)
     ]
 
 
 class Appending:
-    """Appends the new tokens of a step to its sessions: to all of them, or to none."""
+    """Appends the new tokens of a step to its sessions: to all of them, or to none.
+
+    It copies them later: when a session is asked for its tokens, in the pause after the step, or in the next step.
+    """
 
     def __init__(self) -> None:
-        self._begun: tuple[list[Session], list[int], list[int], bytes] | None = None
+        self._last: tuple[list[Session], list[int], list[int], bytes] | None = None  # the step to copy
 
     def append(self, sessions: list[Session], lengths: list[int], flat: bytes) -> list[int]:
         """Appends the tokens in `flat`, one session after the other. Returns the lengths before."""
+        self.copy()
         before = [session.length for session in sessions]
-        self._begun = sessions, before, lengths, flat
-        start = 0
+        self._last = sessions, before, lengths, flat
         for session, length in zip(sessions, lengths, strict=True):
-            end = start + 4 * length
-            session.generated += flat[start:end]
             session.length += length
-            start = end
-        self._begun = None
         return before
+
+    def copy(self) -> None:
+        """Copies the tokens of the last step to its sessions. After an interrupt, it may be called again."""
+        if self._last is None:
+            return
+        sessions, before, lengths, flat = self._last
+        start = 0
+        for session, old, length in zip(sessions, before, lengths, strict=True):
+            end = start + 4 * length
+            session._generated[4 * old :] = flat[start:end]
+            start = end
+        self._last = None
 
     def complete(self) -> None:
         """Completes what an interrupt ended. Does nothing otherwise; may be called again."""
-        if self._begun is None:
-            return
-        start = 0
-        for session, before, length in zip(*self._begun[:3], strict=True):
-            end = start + 4 * length
-            session.generated[4 * before :] = self._begun[3][start:end]
-            session.length = before + length
-            start = end
-        self._begun = None
+        if self._last is not None:
+            for session, old, length in zip(*self._last[:3], strict=True):
+                session.length = old + length
+            self.copy()
 
 
 def find(open_sessions: Mapping[int, Session], numbers: Sequence[Any]) -> list[Session]:

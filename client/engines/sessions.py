@@ -44,7 +44,6 @@ class _RequestSession:
     prompt: Sequence[int]
     options: RequestOptions
     sent: int = 0  # generated tokens of the request that were sent, those on their way included
-    noted: bool = False  # whether the next message reports what was verified
     verified: int = 0  # tokens of the last draft, verified since the last report to the server
     model_drafted: int = 0  # tokens of the model's own drafter, verified since then
     model_accepted: int = 0
@@ -68,6 +67,7 @@ class RequestSessions:
         self.verify_cost = DEFAULT_VERIFY_COST  # sent with steps that ask for no drafts, for the server's metrics
         self._sessions: dict[str, _RequestSession] = {}
         self._new: set[int] = set()  # sessions that no message has opened yet
+        self._noted: set[int] = set()  # sessions whose next message reports what was verified
         self._pending: list[tuple[list[str], Pending]] = []
         self._probe: Pending | None = None  # a step whose drafts nothing verifies
         # Sessions of finished requests: those to commit with their last tokens, and those to close without.
@@ -100,7 +100,7 @@ class RequestSessions:
         """Notes what a step verified with drafts of the model's own drafter, for the next message to the server."""
         for step in steps:
             if (session := self._sessions.get(step.request)) is not None:
-                session.noted = True
+                self._noted.add(session.id)
                 session.verified = step.history
                 session.model_drafted += step.drafted
                 session.model_accepted += step.accepted
@@ -126,11 +126,10 @@ class RequestSessions:
 
     def probe(self, rows: Iterable[tuple[str, Sequence[int]]], verify_cost: float) -> None:
         """As `ask`, for drafts that no step verifies. The next message of these sessions reports that."""
-        requests, sessions, tokens, verified = self._advance(rows, report=True)  # or the server counts them as verified
+        _, sessions, tokens, verified = self._advance(rows, report=True)  # or the server counts them as verified
         if sessions:
             self._probe = self.client.send(sessions, tokens, self.max_tokens, verify_cost, **verified)
-            for request in requests:
-                self._sessions[request].noted = True
+            self._noted.update(sessions)
 
     def probed(self) -> "Sequence[Draft]":
         """Returns the drafts of the last probe, once; empty: there is none. Waits at most the client's deadline."""
@@ -203,6 +202,8 @@ class RequestSessions:
         if tails:
             verified = self._take_verified([session for session, _ in tails])
             self._send([session.id for session, _ in tails], [tail for _, tail in tails], verified)
+        ended = [*drops, *(session for session, _, _ in commits), *(session for session, _ in aborts)]
+        self._noted.difference_update([session.id for session in ended])
         if commits:
             said = [session.options.epoch for session, _, _ in commits]
             self.client.finish(
@@ -235,6 +236,7 @@ class RequestSessions:
         self._drops.clear()
         self._aborts.clear()
         self._new.clear()
+        self._noted.clear()
         with contextlib.suppress(Exception):  # the failure that led here may happen again
             self.client.finish([session.id for session in lost], commit=False)
 
@@ -256,7 +258,8 @@ class RequestSessions:
         for session, new_tokens in zip(advanced, tokens, strict=True):
             session.sent += len(new_tokens)
         sessions = [session.id for session in advanced]
-        self._new.difference_update(sessions)
+        if self._new:
+            self._new.difference_update(sessions)
         return requests, sessions, tokens, self._take_verified(advanced, report)
 
     def _take_verified(self, sessions: Sequence[_RequestSession], report: bool = False) -> dict[str, Any]:
@@ -264,12 +267,13 @@ class RequestSessions:
 
         {}: all of them in full, which the server assumes. `report`: name the numbers even then.
         """
-        if not (report or any(session.noted for session in sessions)):
+        noted = self._noted.intersection([session.id for session in sessions]) if self._noted else ()
+        if not (report or noted):
             return {}
         told = {name: [getattr(session, name) for session in sessions] for name in ("model_drafted", "model_accepted")}
-        told["verified"] = [session.verified if session.noted else WHOLE for session in sessions]
+        told["verified"] = [session.verified if session.id in noted else WHOLE for session in sessions]
+        self._noted.difference_update(noted)
         for session in sessions:
-            session.noted = False
             session.verified = session.model_drafted = session.model_accepted = 0
         return told
 
