@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -100,6 +100,7 @@ def running(
     *flags: str,
     at: DraftServer | None = None,
     environment: Mapping[str, str] | None = None,
+    program: Sequence[str] = ("-m", "histospec.server"),
 ) -> Iterator[DraftServer]:
     """Runs a server while the block runs.
 
@@ -109,12 +110,13 @@ def running(
         flags: further flags of `histospec serve`.
         at: use the ports of this server; None: free ports of the loopback interface.
         environment: variables to add to the present ones.
+        program: the arguments of Python before `serve`.
 
     Raises:
         RuntimeError: the server did not become ready; the message has the end of its log.
     """
     endpoint, http = (at.endpoint, at.http) if at else (f"127.0.0.1:{free_port()}" for _ in range(2))
-    command = [sys.executable, "-m", "histospec.server", "serve", "--listen", endpoint]
+    command = [sys.executable, *program, "serve", "--listen", endpoint]
     command += ["--http", http, "--data-dir", str(data_dir), *flags]
     with (
         log.open("wb") as output,

@@ -23,10 +23,14 @@ class Costs:
             problem of its sessions, per session, and per drafted token. Meanwhile other messages wait.
         background: further CPU microseconds of a shard per message, for which no step waits: gRPC's threads, and the
             rehearsal in the pause.
-        client_step, client_message, client_session: CPU microseconds of a worker for a step: once, per message, and
-            per session.
+        client_step, client_message, client_session: CPU microseconds of a worker for a step, of the client alone: once,
+            per message, and per session.
         call, token: CPU time of a shard for an ingest: microseconds per call, and nanoseconds per token.
         one_way: latency of a message in microseconds, each way, between a worker and a shard on one machine.
+        adapter_step, adapter_session: CPU microseconds of HistoSpec between two steps of vLLM, the client included:
+            once, with one message, and per session. `benchmarks/vllm/waits.py` measures these and the next two.
+        hidden_step, hidden_session: microseconds of vLLM's bookkeeping after the messages have left: once, and per
+            session. A step has it anyway, so a worker does not wait for answers that arrive meanwhile.
 
     """
 
@@ -41,6 +45,20 @@ class Costs:
     call: float = 1918.0
     token: float = 158.0
     one_way: float = 117.0
+    adapter_step: float = 740.0
+    adapter_session: float = 2.7
+    hidden_step: float = 152.0
+    hidden_session: float = 7.6
+
+    def own_us(self, sequences: int, messages: float, in_vllm: bool) -> float:
+        """Returns the CPU microseconds of a worker for a step: in vLLM, or of the client alone."""
+        if in_vllm:
+            return self.adapter_step + (messages - 1) * self.client_message + sequences * self.adapter_session
+        return self.client_step + messages * self.client_message + sequences * self.client_session
+
+    def hidden_us(self, sequences: int) -> float:
+        """Returns the microseconds of vLLM's bookkeeping while the answers are on their way."""
+        return self.hidden_step + sequences * self.hidden_session
 
 
 @dataclass(frozen=True)
@@ -168,10 +186,6 @@ class Plan:
     def group_us(self, costs: Costs) -> float:
         """Returns the CPU microseconds that the sessions of one problem add to a message."""
         return costs.problem + self.sequences / self.groups * (costs.session + self.drafted * costs.drafted)
-
-    def client_us(self, costs: Costs, shards: int) -> float:
-        """Returns the CPU microseconds of the worker for a step."""
-        return costs.client_step + self.messages(shards) * costs.client_message + self.sequences * costs.client_session
 
     def responses_per_second(self) -> float:
         """Returns the responses per second that all workers finish."""

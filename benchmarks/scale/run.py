@@ -199,7 +199,9 @@ def simulated(m: Figures, fitted: Fit, cores: int) -> tuple[Outcome, Plan]:
     )
     # The workers of `histospec bench` start together, and each starts a step every `interval`.
     threads = drafting_threads(cores)
-    around = Surroundings(deadline_ms=1e3, network_ms=0, lockstep=True, threads=threads, warm=fitted.warm, cores=cores)
+    around = Surroundings(
+        deadline_ms=1e3, network_ms=0, lockstep=True, threads=threads, warm=fitted.warm, cores=cores, in_vllm=False
+    )
     return simulate(plan, round(m["shards"]), fitted.costs, around, 400), plan
 
 

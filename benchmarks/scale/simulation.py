@@ -1,8 +1,9 @@
 """A discrete-event simulation of steps with many workers and shards, to find how many steps miss their deadline.
 
-A worker decodes, sends one message to each shard that owns a problem of its batch, and continues when the slowest shard
-has answered, or at the deadline. A shard is one event loop that serves one message after the other, in order of
-arrival. Therefore the end of a message is known when it arrives, and one event per message and step is enough: a heap.
+A worker decodes, sends one message to each shard that owns a problem of its batch, and does vLLM's bookkeeping. It
+continues when the slowest shard has answered, or at the deadline, so it waits for what the bookkeeping does not hide. A
+shard is one event loop that serves one message after the other, in order of arrival. Therefore the end of a message is
+known when it arrives, and one event per message and step is enough: a heap.
 simpy needs several events and generators per message, and takes nine times as long.
 """
 
@@ -37,6 +38,7 @@ class Surroundings:
         warm: how much of a message's fixed cost is left if it arrives while the shard is busy, whose caches then hold
             what a message needs.
         cores: how many cores workers and shards share; None: each has enough of its own.
+        in_vllm: whether the workers are engines of vLLM; False: clients alone, as those of `histospec bench`.
 
     """
 
@@ -49,6 +51,7 @@ class Surroundings:
     threads: int = 2
     warm: float = 0.42
     cores: int | None = None
+    in_vllm: bool = True
 
 
 @dataclass(frozen=True)
@@ -56,7 +59,7 @@ class Outcome:
     """The results of a simulation.
 
     Attributes:
-        millis: float64[steps of all workers], from sending to the last answer.
+        millis: float64[steps of all workers], the time that drafts add to each step.
         late: share of the steps that missed the deadline.
         waiting: share of the workers' time in which they waited for drafts.
         busy: float64[shards], share of the time in which the event loop of each shard was busy.
@@ -89,11 +92,11 @@ def simulate(
     noise = rng.lognormal(-(around.service_spread**2) / 2, around.service_spread, NOISE).tolist()
     way = (costs.one_way / 1e3 + around.network_ms + rng.exponential(around.jitter_ms, NOISE)).tolist()
     decode = _decode(plan.step_ms, around.decode_spread, rng)
-    once = costs.client_step + plan.sequences * costs.client_session
-    own = [(once + len(each) * costs.client_message) / 1e3 for each in work]
+    own = [costs.own_us(plan.sequences, len(each), around.in_vllm) / 1e3 for each in work]
+    hidden = costs.hidden_us(plan.sequences) / 1e3 if around.in_vllm else 0.0
     at = 0
 
-    sent, pending, done = [0.0] * plan.gpus, [0] * plan.gpus, [0.0] * plan.gpus
+    sent, left, done, pending, late = [0.0] * plan.gpus, [0.0] * plan.gpus, [0.0] * plan.gpus, [0] * plan.gpus, 0
     free, served, spent = [0.0] * shards, [0.0] * shards, 0.0
     saved = (1 - around.warm) * costs.message / 1e3
     cores = [0.0] * (around.cores or 0)  # a heap: when each core is free
@@ -107,6 +110,10 @@ def simulate(
 
     def step(worker: int, now: float) -> None:
         heapq.heappush(events, (now, worker, -1, 0.0, 0.0))
+
+    def goes_on(worker: int, answered: float) -> float:
+        """Returns when a worker goes on that has its last answer at this time, without vLLM's bookkeeping."""
+        return max(answered - hidden, left[worker]) + (1 - SENDING) * own[worker]
 
     def work_from(earliest: float, millis: float) -> float:
         """Returns when work of `millis` CPU begins, and keeps a core busy with it."""
@@ -122,7 +129,7 @@ def simulate(
         now, worker, shard, millis, cpu = heapq.heappop(events)
         if shard < 0:
             sent[worker], done[worker], pending[worker] = now, now, len(work[worker])
-            leaves = work_from(now, SENDING * own[worker]) + SENDING * own[worker]
+            left[worker] = leaves = work_from(now, SENDING * own[worker]) + SENDING * own[worker]
             for shard, millis, cpu in work[worker]:
                 at = (at + 1) % NOISE
                 heapq.heappush(events, (leaves + way[at], worker, shard, millis * noise[at], cpu * noise[at]))
@@ -137,10 +144,11 @@ def simulate(
         pending[worker] -= 1
         if pending[worker]:
             continue
-        took = done[worker] + (1 - SENDING) * own[worker] - sent[worker]
+        deadline = sent[worker] + around.deadline_ms
         if sent[worker] >= begin:
-            found.append(took)
-        ready = sent[worker] + min(took, around.deadline_ms)
+            found.append(goes_on(worker, done[worker]) - sent[worker])
+            late += done[worker] > deadline
+        ready = goes_on(worker, min(done[worker], deadline))
         together.append(ready)
         if around.lockstep and len(together) < plan.gpus:
             continue
@@ -151,9 +159,8 @@ def simulate(
                 step(each, start + decode[at])
         together.clear()
     millis_found = np.array(found)
-    late = float((millis_found > around.deadline_ms).mean())
     busy = np.array(served) / (end - begin)
-    return Outcome(millis_found, late, waited / (waited + decoded), busy, spent / (end - begin))
+    return Outcome(millis_found, late / len(found), waited / (waited + decoded), busy, spent / (end - begin))
 
 
 def _work(

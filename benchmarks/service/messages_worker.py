@@ -47,16 +47,22 @@ class Batch:
         return self._texts[row % PROBLEMS][row // PROBLEMS % RESPONSES]
 
 
+def ingested(client: DraftClient, rng: np.random.Generator) -> list[list[list[int]]]:
+    """Ingests a history for each problem. Returns further texts of each, which differ from it as much as its own do."""
+    texts = []
+    for problem in range(PROBLEMS):
+        first = rng.integers(0, 32_000, LENGTH)
+        changed = [np.where(rng.random(LENGTH) < 0.12, rng.integers(0, 32_000, LENGTH), first) for _ in range(16)]
+        client.ingest([1 + problem], [Response(text) for text in changed[:RESPONSES]], epoch=0)
+        texts.append([text.tolist() for text in changed[RESPONSES:]])
+    return texts
+
+
 def main() -> None:
     """Serves turns until its input ends."""
     rng = np.random.default_rng(0)
-    texts = []
     with DraftClient(sys.argv[1], NAMESPACE, deadline=1.0) as client:
-        for problem in range(PROBLEMS):
-            first = rng.integers(0, 32_000, LENGTH)
-            changed = [np.where(rng.random(LENGTH) < 0.12, rng.integers(0, 32_000, LENGTH), first) for _ in range(16)]
-            client.ingest([1 + problem], [Response(text) for text in changed[:RESPONSES]], epoch=0)
-            texts.append([text.tolist() for text in changed[RESPONSES:]])
+        texts = ingested(client, rng)
         batches: dict[int, Batch] = {}
         for words in sys.stdin:
             size, steps = map(int, words.split()[:2])

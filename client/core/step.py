@@ -86,11 +86,10 @@ class StepInput(NamedTuple):
 
     def take(self, rows: Sequence[int]) -> "StepInput":
         """Returns the step of these rows alone."""
-        sessions = [self.sessions[i] for i in rows]
-        before = [self.before[i] for i in rows]
-        text = b"".join([s.generated[4 * b : 4 * s.length] for s, b in zip(sessions, before, strict=True)])
+        ends, lengths = list(accumulate(self.lengths)), [self.lengths[i] for i in rows]
+        text = b"".join([self.tokens[4 * (ends[i] - n) : 4 * ends[i]] for i, n in zip(rows, lengths, strict=True)])
         report = None if self.report is None else self.report[np.array(rows, np.int64)]
-        return StepInput(sessions, before, [self.lengths[i] for i in rows], text, report)
+        return StepInput([self.sessions[i] for i in rows], [self.before[i] for i in rows], lengths, text, report)
 
     def postpone_report(self, rows: Sequence[int]) -> None:
         """Keeps the report of rows that are not sent; the next step of their sessions reports for both steps."""

@@ -281,21 +281,23 @@ class StreamState:
             parts = self._cut(*parts[0], commits)
         finished = {c.session.number: c for c in commits}
         for piece, rows in parts:
-            if not (piece.opens or piece.closes or piece.HasField("step")):
+            opens, closes = piece.opens, piece.closes
+            if not (opens or closes or piece.HasField("step")):
                 continue
             self.queued += 1
             piece.sequence = self.queued
             self.longest = max(self.longest, message_limits.longest_answer(piece))
             if awaited and rows:
                 self.waiting[self.queued] = Awaited(awaited.part, rows, piece.step.max_tokens)
-            if done := [finished[c.session] for c in piece.closes if c.session in finished]:
+            if done := [finished[c.session] for c in closes if c.session in finished]:
                 self.commits[self.queued] = done
                 self.in_flight.sent(self.queued, 0, sum(c.bytes for c in done))
-            elif piece.opens:
+            elif opens:
                 self.in_flight.sent(self.queued, piece.ByteSize(), 0)
-            if any(close.HasField("aborted") for close in piece.closes):
+            if any(close.HasField("aborted") for close in closes):
                 self.aborts.add(self.queued)
-            self._opened.update((o.session, self.queued) for o in piece.opens)
+            if opens:
+                self._opened.update((o.session, self.queued) for o in opens)
             self.outbox.append(piece)
         if self.heard is None and self.owes:
             self.heard = now

@@ -111,24 +111,25 @@ class RequestSessions:
             session.alternatives = session.alternatives or Gathered()
             session.alternatives.put(start, step)
 
-    def ask(self, rows: Iterable[tuple[str, Sequence[int]]], verify_cost: float) -> None:
-        """Sends (request id, new tokens) of one step and asks for drafts, which `collect` returns. Never waits."""
-        requests, sessions, tokens, verified = self._advance(rows)
+    def ask(self, tokens: Mapping[str, Sequence[int]], verify_cost: float) -> None:
+        """Sends the new tokens of requests and asks for drafts, which `collect` returns. Never waits."""
+        sessions, verified = self._advance(tokens)
         if sessions:
-            step = self.client.send(sessions, tokens, self.max_tokens, verify_cost, **verified, **self._asking)
-            self._pending.append((requests, step))
+            new = list(tokens.values())
+            step = self.client.send(sessions, new, self.max_tokens, verify_cost, **verified, **self._asking)
+            self._pending.append((list(tokens), step))
 
-    def report(self, rows: Iterable[tuple[str, Sequence[int]]]) -> None:
-        """Sends (request id, new tokens) of one step for siblings on other engines. Asks for no drafts."""
-        _, sessions, tokens, verified = self._advance(rows)
+    def report(self, tokens: Mapping[str, Sequence[int]]) -> None:
+        """Sends the new tokens of requests for siblings on other engines. Asks for no drafts."""
+        sessions, verified = self._advance(tokens)
         if sessions:
-            self._send(sessions, tokens, verified)
+            self._send(sessions, list(tokens.values()), verified)
 
-    def probe(self, rows: Iterable[tuple[str, Sequence[int]]], verify_cost: float) -> None:
+    def probe(self, tokens: Mapping[str, Sequence[int]], verify_cost: float) -> None:
         """As `ask`, for drafts that no step verifies. The next message of these sessions reports that."""
-        _, sessions, tokens, verified = self._advance(rows, report=True)  # or the server counts them as verified
+        sessions, verified = self._advance(tokens, report=True)  # or the server counts them as verified
         if sessions:
-            self._probe = self.client.send(sessions, tokens, self.max_tokens, verify_cost, **verified)
+            self._probe = self.client.send(sessions, list(tokens.values()), self.max_tokens, verify_cost, **verified)
             self._noted.update(sessions)
 
     def probed(self) -> "Sequence[Draft]":
@@ -245,22 +246,18 @@ class RequestSessions:
         self.settle()
         self.client.shutdown()
 
-    def _advance(
-        self, rows: Iterable[tuple[str, Sequence[int]]], report: bool = False
-    ) -> tuple[list[str], list[int], list[Sequence[int]], dict[str, Any]]:
-        """Counts tokens as sent. Returns request ids, sessions, their tokens, and what was verified of their drafts.
+    def _advance(self, tokens: Mapping[str, Sequence[int]], report: bool = False) -> tuple[list[int], dict[str, Any]]:
+        """Counts tokens as sent. Returns the sessions of the requests, and what was verified of their drafts.
 
         `report`: as for `_take_verified`.
         """
-        rows = list(rows)
-        requests, tokens = [request_id for request_id, _ in rows], [new_tokens for _, new_tokens in rows]
-        advanced = [self._sessions[request_id] for request_id in requests]
-        for session, new_tokens in zip(advanced, tokens, strict=True):
-            session.sent += len(new_tokens)
+        advanced = [self._sessions[request_id] for request_id in tokens]
+        for session, new in zip(advanced, tokens.values(), strict=True):
+            session.sent += len(new)
         sessions = [session.id for session in advanced]
         if self._new:
             self._new.difference_update(sessions)
-        return requests, sessions, tokens, self._take_verified(advanced, report)
+        return sessions, self._take_verified(advanced, report)
 
     def _take_verified(self, sessions: Sequence[_RequestSession], report: bool = False) -> dict[str, Any]:
         """Returns what was verified of the sessions' drafts, as arguments of `send`.

@@ -88,7 +88,7 @@ class SchedulerDrafts:
         with self._harmless("send", forget=True):
             came = list(self._came(reqs))
             self._report([tokens for _, tokens in came])
-            self._sessions.ask([(req.rid, tokens) for req, tokens in came if not req.finished()], VERIFY_COST)
+            self._sessions.ask({req.rid: tokens for req, tokens in came if not req.finished()}, VERIFY_COST)
             for req, _ in came:
                 if req.finished():
                     self._finish(req)

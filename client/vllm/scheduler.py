@@ -15,7 +15,8 @@ A failure here never stops the engine: it is logged, and the requests go on with
 
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 from histospec.client.engines.alternatives import Step
@@ -188,17 +189,18 @@ class HistoSpecScheduler(CommittingScheduler):
             sent = 0
         return sent == request.num_output_tokens
 
-    def _divide(self, output: ModelRunnerOutput) -> tuple[list[tuple[str, Sequence[int]]], list[str]]:
+    def _divide(self, output: ModelRunnerOutput) -> tuple[dict[str, list[int]], list[str]]:
         """Returns the sampled tokens of requests of which vLLM will cut none, and the other requests."""
         _, ready, stops = self._ready
-        certain: list[tuple[str, Sequence[int]]] = []
-        rest = []
-        for request_id, tokens in zip(output.req_ids, output.sampled_token_ids, strict=False):
-            if (tokens and request_id in ready and stops.isdisjoint(tokens)) or self._is_certain(request_id, tokens):
-                certain.append((request_id, tokens))
-            else:
-                rest.append(request_id)
-        return certain, rest
+        certain = dict(zip(output.req_ids, output.sampled_token_ids, strict=False))
+        sampled = certain.values()
+        if not (ready.issuperset(certain) and all(sampled) and stops.isdisjoint(chain.from_iterable(sampled))):
+            certain = {
+                request_id: tokens
+                for request_id, tokens in certain.items()
+                if (tokens and request_id in ready and stops.isdisjoint(tokens)) or self._is_certain(request_id, tokens)
+            }
+        return certain, [request_id for request_id in output.req_ids if request_id not in certain]
 
     def _is_certain(self, request_id: str, tokens: Sequence[int]) -> bool:
         if not tokens or (request := self.requests.get(request_id)) is None:  # no tokens: a chunk of a prompt
@@ -207,14 +209,16 @@ class HistoSpecScheduler(CommittingScheduler):
         length = request.num_output_tokens + len(tokens)
         return self._agrees(request) and length < limits.sure and limits.stops.isdisjoint(tokens)
 
-    def _remaining(self, requests: Iterable[str]) -> Iterator[tuple[str, Sequence[int]]]:
-        """Yields the tokens of running requests that their sessions were not sent yet."""
+    def _remaining(self, requests: Iterable[str]) -> dict[str, Sequence[int]]:
+        """Returns the tokens of running requests that their sessions were not sent yet."""
+        remaining: dict[str, Sequence[int]] = {}
         for request_id in requests:
             request = self.requests.get(request_id)
             if request is not None and not self._agrees(request):
                 sent = self._sessions.sent(request_id)
                 if sent is not None:
-                    yield request_id, request.output_token_ids[sent:]
+                    remaining[request_id] = request.output_token_ids[sent:]
+        return remaining
 
     def _receive(self, model: DraftTokenIds) -> list[list[int]] | None:
         """Returns one draft per request, no longer than it can use: the server's or that of the model's own drafter.
@@ -233,9 +237,11 @@ class HistoSpecScheduler(CommittingScheduler):
             waited, answered = time.perf_counter() - began, len(drafts)
             history = [known(drafts.get(request_id), self._vocabulary) for request_id in model.req_ids]
             rows = self._model.choose(model.req_ids, history, model.draft_token_ids, bool(drafts))
-        for i, request_id in enumerate(model.req_ids):
-            if rows[i] and request_id not in self._ready.requests:
-                rows[i] = rows[i][: self._places(request_id)]
+        ready = self._ready.requests
+        if not ready.issuperset(model.req_ids):
+            for i, request_id in enumerate(model.req_ids):
+                if rows[i] and request_id not in ready:
+                    rows[i] = rows[i][: self._places(request_id)]
         self._minute.received(waited, answered, rows)
         return rows
 

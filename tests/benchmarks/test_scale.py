@@ -15,7 +15,9 @@ from histospec.protocol.placement import place, problem_digest
 
 ROOT = Path(__file__).parents[2]
 NOTHING = Costs(*[0.0] * len(asdict(Costs())))
-EXACT = Surroundings(deadline_ms=1e6, network_ms=0, jitter_ms=0, service_spread=0, decode_spread=0, threads=1, warm=1)
+EXACT = Surroundings(
+    deadline_ms=1e6, network_ms=0, jitter_ms=0, service_spread=0, decode_spread=0, threads=1, warm=1, in_vllm=False
+)
 PLAN = Plan(gpus=8)
 FEW = Plan(gpus=4, sequences=64)
 
@@ -63,6 +65,19 @@ def test_what_shares_a_core_waits_for_it() -> None:
     assert simulate(plan, 2, costs, replace(EXACT, lockstep=True, cores=99), steps=3).millis.tolist() == (
         alone.millis.tolist()
     )
+
+
+def test_bookkeeping_of_vllm_hides_answers() -> None:
+    """The worker's own time stays: 1 ms for a message, 2 for two. Bookkeeping takes 3 ms; one answer takes 2, or 5."""
+    plan, around = Plan(gpus=1, step_ms=100), replace(EXACT, in_vllm=True)
+    costs = replace(NOTHING, adapter_step=1000.0, client_message=1000.0, hidden_step=3000.0)
+    waits = [simulate(plan, 1, replace(costs, message=us), around, steps=3) for us in (2000.0, 5000.0)]
+    assert [outcome.millis.tolist() for outcome in waits] == [pytest.approx([1.0] * 3), pytest.approx([3.0] * 3)]
+    assert [outcome.waiting for outcome in waits] == [pytest.approx(1 / 101), pytest.approx(3 / 103)]
+    assert simulate(plan, 2, costs, around, steps=3).millis.tolist() == pytest.approx([2.0] * 3)
+    late = simulate(plan, 1, replace(costs, message=50_000.0), replace(around, deadline_ms=20.0), steps=3)
+    assert late.late == 1
+    assert late.waiting == pytest.approx((20 - 3 + (1 - SENDING)) / (117 + (1 - SENDING)))
 
 
 def test_who_waits_too_long_goes_on_at_the_deadline() -> None:

@@ -355,5 +355,5 @@ def test_a_drafter_that_rests_leaves_nothing_to_report() -> None:
         drafter.ask(step({"a": 1}, {}))
         (row,) = drafter.choose(["a"], [draft([1], [0.2])], [model], True)
         sessions.verified(drafter.learn(step({"a": 1 + len(row)}, {"a": row}), sampled({"a": [*row, 5]})))
-        sessions.ask([("a", [*row, 5])], 0.05)
+        sessions.ask({"a": [*row, 5]}, 0.05)
     assert messages.reports == [{}, {"verified": [0], "model_drafted": [3], "model_accepted": [3]}, {}]

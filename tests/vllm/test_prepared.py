@@ -106,7 +106,7 @@ def test_a_step_that_vllm_discards_is_not_kept(
     rollouts.step(2)
     scheduler = rollouts.scheduler
     running = [request.request_id for request in scheduler.running]
-    scheduler._sessions.report([(request, [1, 2, 3]) for request in running])
+    scheduler._sessions.report({request: [1, 2, 3] for request in running})
     rollouts.step()
     assert all(scheduler._sessions.sent(r.request_id) == r.num_output_tokens for r in scheduler.running)
     assert rollouts.finish() == expected

@@ -166,7 +166,7 @@ class Asking:
             return
         rows = self._take_unsent()
         texts = [self._texts[each] for each in rows]
-        self._sessions.ask(rows.items(), verify_cost)
+        self._sessions.ask(rows, verify_cost)
         for text in texts:
             text.places = min(places.get(text.request, 0), text.room)
         if not places:
@@ -178,7 +178,7 @@ class Asking:
         now = time.monotonic()
         if self._unsent and now - self._reported >= REPORT_SECONDS:
             self._reported = now
-            self._sessions.report(self._take_unsent().items())
+            self._sessions.report(self._take_unsent())
 
     def _take_unsent(self) -> dict[str, list[int]]:
         """Returns the tokens of the next message, and notes for it how much of the last drafts the steps verified.
