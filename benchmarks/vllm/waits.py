@@ -13,6 +13,7 @@ Parts of the wait with HistoSpec:
     send          until the sampled tokens have left; this and `receive` are parts of HistoSpec's time
     hidden        vLLM's bookkeeping while the drafts are on their way
     receive       the wait for the rest of the round trip, and reading the drafts
+    prepare       what HistoSpec does while the model computes: no part of the wait
 
 The last line has the costs for benchmarks/scale/model.py: straight lines through HistoSpec's CPU time and `hidden`.
 """
@@ -46,7 +47,7 @@ CONTEXT, ROOM, HISTORY = 64, 1024, 256  # tokens of a prompt, of a response at m
 WARM_STEPS = 20
 HEAD = (
     "requests", "step", "without drafts", "with HistoSpec", "more", "HistoSpec's", "its CPU", "send", "hidden",
-    "receive", "tokens per step",
+    "receive", "prepare", "tokens per step",
 )  # fmt: skip
 BETWEEN = ("update_from_output", "update_draft_token_ids", "schedule")
 """vLLM's methods of a scheduler between two steps, which HistoSpec's extend."""
@@ -63,6 +64,7 @@ class Recorder:
     send: list[float] = field(default_factory=list)
     hidden: list[float] = field(default_factory=list)
     receive: list[float] = field(default_factory=list)
+    prepare: list[float] = field(default_factory=list)
     _sampled: float = math.inf
     _left: float = 0.0
     _own: float = 0.0
@@ -70,7 +72,7 @@ class Recorder:
 
     def clear(self) -> None:
         """Forgets all steps."""
-        for times in (self.between, self.own, self.cpu, self.send, self.hidden, self.receive):
+        for times in (self.between, self.own, self.cpu, self.send, self.hidden, self.receive, self.prepare):
             times.clear()
         self._sampled = math.inf
 
@@ -103,6 +105,15 @@ class Recorder:
             setattr(scheduler, name, self._counted(getattr(scheduler, name), 1))
             of_vllm = next(vars(each)[name] for each in type(scheduler).__mro__ if each.__module__.startswith("vllm."))
             setattr(type(scheduler).__base__, name, self._counted(of_vllm, -1))
+        prepare = scheduler.get_grammar_bitmask
+
+        def preparing(*args: Any) -> Any:
+            started = time.perf_counter()
+            result = prepare(*args)
+            self.prepare.append(1e3 * (time.perf_counter() - started))
+            return result
+
+        scheduler.get_grammar_bitmask = preparing
         sessions = scheduler._sessions
         sessions.ask = self._asking(sessions.ask)
         sessions.collect_tokens = self._collecting(sessions.collect_tokens)
@@ -186,7 +197,7 @@ def measured(folder: Path, batch: int, seconds: float, turns: int, steps: int) -
         window = drafting.turn(problems, steps)
         without = float(np.median(plain.recorder.between))
         times = drafting.recorder
-        parts = (times.between, times.own, times.cpu, times.send, times.hidden, times.receive)
+        parts = (times.between, times.own, times.cpu, times.send, times.hidden, times.receive, times.prepare)
         between, *others = (float(np.median(part)) for part in parts)
         found.append([1e3 * window.step, without, between, between - without, *others, window.gained])
     middle: NDArray[np.float64] = np.median(np.array(found), axis=0)

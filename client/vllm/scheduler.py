@@ -192,15 +192,16 @@ class HistoSpecScheduler(CommittingScheduler):
     def _divide(self, output: ModelRunnerOutput) -> tuple[dict[str, list[int]], list[str]]:
         """Returns the sampled tokens of requests of which vLLM will cut none, and the other requests."""
         _, ready, stops = self._ready
-        certain = dict(zip(output.req_ids, output.sampled_token_ids, strict=False))
-        sampled = certain.values()
-        if not (ready.issuperset(certain) and all(sampled) and stops.isdisjoint(chain.from_iterable(sampled))):
-            certain = {
-                request_id: tokens
-                for request_id, tokens in certain.items()
-                if (tokens and request_id in ready and stops.isdisjoint(tokens)) or self._is_certain(request_id, tokens)
-            }
-        return certain, [request_id for request_id in output.req_ids if request_id not in certain]
+        requests, sampled = output.req_ids, output.sampled_token_ids
+        certain = dict(zip(requests, sampled, strict=False))
+        if ready.issuperset(requests) and all(sampled) and stops.isdisjoint(chain.from_iterable(sampled)):
+            return certain, []
+        certain = {
+            request_id: tokens
+            for request_id, tokens in certain.items()
+            if (tokens and request_id in ready and stops.isdisjoint(tokens)) or self._is_certain(request_id, tokens)
+        }
+        return certain, [request_id for request_id in requests if request_id not in certain]
 
     def _is_certain(self, request_id: str, tokens: Sequence[int]) -> bool:
         if not tokens or (request := self.requests.get(request_id)) is None:  # no tokens: a chunk of a prompt

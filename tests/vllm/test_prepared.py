@@ -31,7 +31,7 @@ SAMPLING: list[dict[str, Any]] = [
 
 @pytest.fixture
 def told(engine: StartEngine, shared_server: Server) -> Callable[..., tuple[Any, list[Any], list[Any]]]:
-    """told(...) -> an engine; what each step was divided into, and without preparation; too long drafts, and all."""
+    """told(...) -> an engine; each division, that without preparation, how many were prepared; lengths and places."""
 
     def start(**arguments: Any) -> tuple[Any, list[Any], list[Any]]:
         rollouts = engine(shared_server.endpoint, **arguments)
@@ -58,13 +58,24 @@ def told(engine: StartEngine, shared_server: Server) -> Callable[..., tuple[Any,
     return start
 
 
+@pytest.fixture
+def check(shared_server: Server, make_client: MakeClient) -> Callable[..., None]:
+    """check(prompts, responses): the history has each response twice, as of two visits with the same outcome."""
+
+    def compare(prompts: Prompts, responses: Any) -> None:
+        client = make_client(shared_server.endpoint)
+        for prompt, group in zip(prompts, responses, strict=True):
+            assert texts(client.history(prompt)) == group * 2
+
+    return compare
+
+
 @pytest.mark.parametrize("sampling", SAMPLING)
 @pytest.mark.parametrize("arguments", ENGINES)
 def test_prepared_steps_are_divided_as_others(
     told: Callable[..., Any],
     prompts: Prompts,
-    make_client: MakeClient,
-    shared_server: Server,
+    check: Callable[..., None],
     arguments: dict[str, Any],
     sampling: dict[str, Any],
 ) -> None:
@@ -75,13 +86,11 @@ def test_prepared_steps_are_divided_as_others(
     assert sum(ready for _, _, ready in divided) > 0
     assert all(length <= places for length, places in lengths)
     assert any(length for length, _ in lengths)
-    client = make_client(shared_server.endpoint)
-    for prompt, group in zip(prompts, first, strict=True):
-        assert texts(client.history(prompt)) == group * 2
+    check(prompts, first)
 
 
 def test_repetitions_end_responses_at_any_token(
-    told: Callable[..., Any], prompts: Prompts, make_client: MakeClient, shared_server: Server
+    told: Callable[..., Any], prompts: Prompts, check: Callable[..., None]
 ) -> None:
     from vllm.sampling_params import RepetitionDetectionParams
 
@@ -91,13 +100,11 @@ def test_repetitions_end_responses_at_any_token(
     assert first == second
     assert any(len(group[0]) < 120 for group in first)
     assert not any(ready for *_, ready in divided)
-    client = make_client(shared_server.endpoint)
-    for prompt, group in zip(prompts, first, strict=True):
-        assert texts(client.history(prompt)) == group * 2
+    check(prompts, first)
 
 
 def test_a_step_that_vllm_discards_is_not_kept(
-    told: Callable[..., Any], prompts: Prompts, make_client: MakeClient, shared_server: Server
+    told: Callable[..., Any], prompts: Prompts, check: Callable[..., None]
 ) -> None:
     """As after a failed load: the session was sent tokens that the request does not get, as many as it gets next."""
     rollouts, divided, _ = told()
@@ -111,6 +118,4 @@ def test_a_step_that_vllm_discards_is_not_kept(
     assert all(scheduler._sessions.sent(r.request_id) == r.num_output_tokens for r in scheduler.running)
     assert rollouts.finish() == expected
     assert all(found == alone for found, alone, _ in divided)
-    client = make_client(shared_server.endpoint)
-    for prompt, group in zip(prompts, expected, strict=True):
-        assert texts(client.history(prompt)) == group * 2
+    check(prompts, expected)
