@@ -34,21 +34,21 @@ class Costs:
 
     """
 
-    message: float = 246.0
-    background: float = 638.0
-    problem: float = 7.4
-    session: float = 3.8
-    drafted: float = 2.0
-    client_step: float = 349.0
-    client_message: float = 235.0
-    client_session: float = 2.2
-    call: float = 1918.0
-    token: float = 158.0
-    one_way: float = 117.0
-    adapter_step: float = 740.0
-    adapter_session: float = 2.7
-    hidden_step: float = 152.0
-    hidden_session: float = 7.6
+    message: float = 291.0
+    background: float = 658.0
+    problem: float = 4.8
+    session: float = 3.1
+    drafted: float = 2.3
+    client_step: float = 377.0
+    client_message: float = 241.0
+    client_session: float = 1.8
+    call: float = 2068.0
+    token: float = 154.0
+    one_way: float = 122.0
+    adapter_step: float = 762.0
+    adapter_session: float = 2.3
+    hidden_step: float = 146.0
+    hidden_session: float = 7.8
 
     def own_us(self, sequences: int, messages: float, in_vllm: bool) -> float:
         """Returns the CPU microseconds of a worker for a step: in vLLM, or of the client alone."""

@@ -49,7 +49,7 @@ class Surroundings:
     decode_spread: float = 0.05
     lockstep: bool = False
     threads: int = 2
-    warm: float = 0.42
+    warm: float = 0.49
     cores: int | None = None
     in_vllm: bool = True
 
