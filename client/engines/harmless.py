@@ -23,7 +23,7 @@ class Harmless:
         return _Attempt(self, what, forget)
 
     def failed(self, what: str, error: Exception, forget: bool) -> None:
-        """Takes a failure."""
+        """Logs a failure, at most one a minute. `forget`: also gives up all sessions."""
         now = time.monotonic()
         if now - self._failed >= QUIET_SECONDS:
             self._failed = now

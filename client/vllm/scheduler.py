@@ -2,9 +2,10 @@
 
 A step of the engine is schedule, forward, sample, `update_from_output`, `update_draft_token_ids`. The scheduler sends
 the sampled tokens at the start of `update_from_output` and receives the drafts in `update_draft_token_ids`: vLLM's
-bookkeeping between the two hides the round trip. vLLM cuts the tokens of a finishing request (stop tokens, lengths)
-only within `update_from_output`. Tokens that it may cut therefore wait until then and go out with the close, which asks
-for no draft.
+bookkeeping between the two hides the round trip. What need not wait for the sampled tokens is done in
+`get_grammar_bitmask`, which vLLM calls while the model computes. vLLM cuts the tokens of a finishing request (stop
+tokens, lengths) only within `update_from_output`. Tokens that it may cut therefore wait until then and go out with the
+close, which asks for no draft.
 
 The time of a step is the time from one `update_from_output` to the next, with everything between the forward passes: an
 accepted token saves all of it. If vLLM pipelines batches, they end one after the other, and each interval is a step. If

@@ -6,8 +6,6 @@ from typing import Any
 
 import pytest
 
-from histospec.client import Draft
-from tests.support.asynchronous import draft_of
 from tests.support.tiny_policy import VOCABULARY
 
 Right = Callable[[Any], list[int]]
@@ -52,12 +50,9 @@ def make(scheduler: Any, right: Right | list[list[int]], longest: int = 16) -> N
             return right(request)
         return rest_of(right, [*request.prompt_token_ids, *request.output_token_ids])
 
-    def draft(request: Any) -> Draft | None:
-        drafted = tokens(chance, rest(request), longest)
-        return draft_of(drafted) if chance.random() < 0.8 else None
+    def collect_tokens(vocabulary: int) -> dict[str, list[int]]:
+        assert vocabulary == VOCABULARY
+        found = {request.request_id: tokens(chance, rest(request), longest) for request in scheduler.running}
+        return {name: drafted for name, drafted in found.items() if chance.random() < 0.8}
 
-    def collect() -> dict[str, Draft]:
-        found = {request.request_id: draft(request) for request in scheduler.running}
-        return {name: one for name, one in found.items() if one is not None}
-
-    scheduler._sessions.collect = collect
+    scheduler._sessions.collect_tokens = collect_tokens

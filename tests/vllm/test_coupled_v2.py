@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from histospec.client import Draft
 from histospec.client.vllm.patches.replacing import is_replaced
 from tests.support import any_drafts, sampling_check
 from tests.support.engines import StartEngine
@@ -116,19 +115,18 @@ def test_right_drafts_are_accepted_and_wrong_ones_are_not(
     rollouts = anyhow()
     seen = rollouts.scheduler
 
-    def all_of(change: int) -> dict[str, Draft]:
+    def all_of(change: int) -> dict[str, list[int]]:
         found = {}
         for request in seen.running:
             right = truth[request.sampling_params.extra_args["i"]].token_ids[request.num_output_tokens :]
-            tokens = (np.array(right[:3], np.int32) + change) % 32
-            found[request.request_id] = Draft(tokens.astype(np.int32), np.ones(len(tokens), np.float32))
+            found[request.request_id] = [(token + change) % 32 for token in right[:3]]
         return found
 
-    seen._sessions.collect = lambda: all_of(0)
+    seen._sessions.collect_tokens = lambda vocabulary: all_of(0)
     assert texts(roll(rollouts, prompts)) == texts(truth)
     drafted, right = (rollouts.counter(f"spec_decode_num_{what}_tokens") for what in ("draft", "accepted"))
     assert right == drafted > len(prompts) * LENGTH / 2
-    seen._sessions.collect = lambda: all_of(1)
+    seen._sessions.collect_tokens = lambda vocabulary: all_of(1)
     assert texts(roll(rollouts, prompts)) == texts(truth)
     assert rollouts.counter("spec_decode_num_accepted_tokens") == right
 
