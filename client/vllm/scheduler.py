@@ -64,8 +64,11 @@ class HistoSpecScheduler(CommittingScheduler):
     def get_grammar_bitmask(self, scheduler_output: SchedulerOutput) -> Any:
         """Also does what need not wait for the sampled tokens. vLLM calls this while the model computes the step."""
         grammar = super().get_grammar_bitmask(scheduler_output)
-        if not self._silent:
-            with self._harmless("prepare", forget=True):
+        with self._harmless("prepare", forget=True):
+            for request_id in self._ready.requests:  # their last tokens left before vLLM kept them
+                if (request := self.requests.get(request_id)) is not None:
+                    self._agrees(request)
+            if not self._silent:
                 self._sessions.announce()  # the server looks them up meanwhile
                 self._prepared = self._prepare(scheduler_output)
         return grammar

@@ -103,10 +103,14 @@ def test_repetitions_end_responses_at_any_token(
     check(prompts, first)
 
 
+@pytest.mark.parametrize("silent", [False, True])
 def test_a_step_that_vllm_discards_is_not_kept(
-    told: Callable[..., Any], prompts: Prompts, check: Callable[..., None]
+    told: Callable[..., Any], prompts: Prompts, check: Callable[..., None], silent: bool
 ) -> None:
-    """As after a failed load: the session was sent tokens that the request does not get, as many as it gets next."""
+    """As after a failed load: the session was sent tokens that the request does not get, as many as it gets next.
+
+    Also if no drafts are asked for from then on.
+    """
     rollouts, divided, _ = told()
     expected = rollouts.generate(prompts, max_tokens=120)
     rollouts.start(prompts, max_tokens=120)
@@ -114,8 +118,10 @@ def test_a_step_that_vllm_discards_is_not_kept(
     scheduler = rollouts.scheduler
     running = [request.request_id for request in scheduler.running]
     scheduler._sessions.report({request: [1, 2, 3] for request in running})
+    if silent:
+        scheduler._silent, scheduler._chooser.next = 1, lambda: None
     rollouts.step()
-    assert all(scheduler._sessions.sent(r.request_id) == r.num_output_tokens for r in scheduler.running)
+    assert silent or all(scheduler._sessions.sent(r.request_id) == r.num_output_tokens for r in scheduler.running)
     assert rollouts.finish() == expected
     assert all(found == alone for found, alone, _ in divided)
     check(prompts, expected)
