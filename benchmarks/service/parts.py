@@ -6,7 +6,6 @@ Prints a Markdown table: microseconds, medians over the turns, and how many time
 
 import argparse
 import importlib
-import signal
 import sys
 import tempfile
 import time
@@ -32,6 +31,7 @@ PARTS = (
     "server: build the answer",
     "gRPC and the kernel, to the client's loop",
     "client: check the answer, build the drafts",
+    "all",
 )
 Stamps = NDArray[np.float64]
 """Seconds on the monotonic clock, which all processes share."""
@@ -123,12 +123,12 @@ def stamped(client: DraftClient) -> Iterator[list[list[float]]]:
 
 
 def parts(client: Stamps, server: Stamps) -> Stamps:
-    """Returns float64[steps, 8], microseconds of each part of each step, from the stamps of both processes."""
+    """Returns float64[steps, 9], microseconds of each of PARTS in each step, from the stamps of both processes."""
     begun, built, handed, returned, done = client.T
     arrived, called, drafted, answered = server.T
     times = (begun, built, handed, arrived, called, drafted, answered, returned, done)
-    found: Stamps = np.diff(np.array(times), axis=0).T * 1e6
-    return found
+    spans = np.diff(np.array(times), axis=0).T * 1e6
+    return np.column_stack([spans, spans.sum(axis=1)])
 
 
 def main() -> None:
@@ -142,7 +142,8 @@ def main() -> None:
     )
     args = parser.parse_args()
     batches, turns, steps = ([1, 4], 1, 10) if args.quick else (args.batches, args.turns, args.steps)
-    rng, labels = np.random.default_rng(0), list[tuple[int, float, int] | None]()
+    rng = np.random.default_rng(0)
+    measured: dict[tuple[int, float], list[slice]] = {}  # by sessions and pause: the steps of each turn
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         program = "-m", "benchmarks.service.parts", "serve", str(folder / "stamps")
@@ -154,34 +155,18 @@ def main() -> None:
             with stamped(client) as stamps:
                 for size in batches:
                     batch = Batch(client, texts, size)
-                    for turn in range(turns):
-                        for pause in (0.03, 0.0):
-                            for number in range(WARM + steps):
-                                batch.step(pause and rng.gamma(2500, pause / 2500))
-                                labels.append((size, pause, turn) if number >= WARM else None)
+                    for pause in (0.03, 0.0) * turns:
+                        for _ in range(WARM + steps):
+                            batch.step(pause and rng.gamma(2500, pause / 2500))
+                        measured.setdefault((size, pause), []).append(slice(len(stamps) - steps, len(stamps)))
         found = parts(np.array(stamps), np.load(folder / "stamps"))
     head = ["part", *(cell for size in batches for cell in (f"{size} sessions, 30 ms", "no pause", "times"))]
     print(heading(head), end="")
-    for place, part in enumerate((*PARTS, "all")):
+    for part, column in zip(PARTS, found.T, strict=True):
         cells = []
         for size in batches:
-            after, none = (
-                float(
-                    np.median(
-                        [
-                            np.median(
-                                [
-                                    row.sum() if part == "all" else row[place]
-                                    for row, label in zip(found, labels, strict=True)
-                                    if label == (size, pause, turn)
-                                ]
-                            )
-                            for turn in range(turns)
-                        ]
-                    )
-                )
-                for pause in (0.03, 0.0)
-            )
+            middles = ([np.median(column[turn]) for turn in measured[size, pause]] for pause in (0.03, 0.0))
+            after, none = map(np.median, middles)
             cells += [f"{after:.0f}", f"{none:.0f}", f"{after / none:.1f}"]
         print(line([part, *cells]), end="")
 
@@ -189,5 +174,4 @@ def main() -> None:
 if __name__ == "__main__":
     if sys.argv[1:2] == ["serve"]:
         sys.exit(serve(Path(sys.argv[2]), sys.argv[4:]))
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     main()

@@ -15,7 +15,7 @@ Parts of the wait with HistoSpec:
     receive       the wait for the rest of the round trip, and reading the drafts
     prepare       what HistoSpec does while the model computes: no part of the wait
 
-The last line has the costs for benchmarks/scale/model.py: straight lines through HistoSpec's CPU time and `hidden`.
+The last lines have the costs for benchmarks/scale/model.py: straight lines through HistoSpec's CPU time and `hidden`.
 """
 
 import argparse
