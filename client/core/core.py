@@ -327,29 +327,33 @@ class Core:
         arguments.same_length("new_tokens", new_tokens, "sessions", len(sessions))
         budget = Budget(max_tokens, verify_cost, bool(runners_up)).check()
         counts = report_counts(verified, model_drafted, model_accepted, len(sessions))
-        flat, lengths = arguments.batch_bytes("new_tokens", new_tokens)
-        return self._send(sessions, flat, lengths, counts, budget)
+        return self._send(sessions, new_tokens, counts, budget)
 
     @_locked
     def _send(
         self,
         sessions: Sequence[int],
-        flat: bytes,
-        lengths: list[int],
+        new_tokens: Sequence[Tokens],
         counts: NDArray[np.int32] | None,
         budget: Budget,
     ) -> Pending:
         chosen = find(self._open.by_number, sessions)
-        step_input = StepInput(chosen, self._appending.append(chosen, lengths, flat), lengths, flat, counts)
+        order: Sequence[int] = range(len(chosen))
+        parts: list[tuple[Shard | None, Sequence[int]]] = [(self.shards[0], order)] if chosen else []
+        if len(self.shards) > 1 or self._stats.refused:
+            parts = list(self._open.by_shard(chosen).items())
+            order = [row for _, rows in parts for row in rows]
+            chosen, new_tokens = [chosen[row] for row in order], [new_tokens[row] for row in order]
+            counts = None if counts is None else counts[order]
+        flat, lengths = arguments.batch_bytes("new_tokens", new_tokens, order)
+        step = StepInput(chosen, self._appending.append(chosen, lengths, flat), lengths, flat, counts)
         now = self._clock()
         self._commits.losses.report()
         self._lose_silent(now)
         pending = Pending(len(chosen), now + self.config.timeouts.step)
-        if len(self.shards) > 1 or self._stats.refused:
-            for shard, rows in self._open.by_shard(chosen):
-                shard.ask(step_input, rows, budget, now, pending)
-        elif chosen:
-            self.shards[0].ask(step_input, range(len(chosen)), budget, now, pending)
+        for (shard, rows), mine in zip(parts, step.split([len(rows) for _, rows in parts]), strict=True):
+            if shard is not None:
+                shard.ask(mine, rows, budget, now, pending)
         return pending
 
     def end_wait(self, pending: Pending) -> None:

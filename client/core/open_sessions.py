@@ -1,6 +1,7 @@
 """The open sessions of a client, and the shard that owns the problem of each."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
 
 from histospec.client.core.commits import Commit
 from histospec.client.core.session import Session
@@ -83,10 +84,10 @@ class OpenSessions:
             if not session.opened:
                 shard.open(session)
 
-    def by_shard(self, chosen: Sequence[Session]) -> Iterator[tuple[Shard, Sequence[int]]]:
-        """Yields each shard that owns some of these sessions, with their rows. Leaves refused sessions out."""
-        rows: dict[Shard, list[int]] = {}
+    def by_shard(self, chosen: Sequence[Session]) -> dict[Shard | None, list[int]]:
+        """Returns the rows of the sessions of each shard that owns some of these; of refused sessions under None."""
+        rows: dict[Shard | None, list[int]] = defaultdict(list)
+        owners = self._owners
         for row, session in enumerate(chosen):
-            if not session.refused:
-                rows.setdefault(self._owners[session.number], []).append(row)
-        yield from rows.items()
+            rows[None if session.refused else owners[session.number]].append(row)
+        return rows

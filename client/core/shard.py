@@ -103,14 +103,17 @@ class Shard:
             self._opens.pop(commit.session.number, None)
             self._shared.commits.keep(self.queue, commit)
 
-    def ask(self, step_input: StepInput, rows: Sequence[int], budget: Budget, now: float, pending: Pending) -> None:
-        """Leaves a message with these rows of a step, and notes in `pending` what the caller has to wait for."""
+    def ask(self, mine: StepInput, rows: Sequence[int], budget: Budget, now: float, pending: Pending) -> None:
+        """Leaves a message with its part of a step, and notes in `pending` what the caller has to wait for.
+
+        `rows`: those of its sessions in the caller's step.
+        """
         stats = self._shared.stats
         stats.steps += 1
         self.contact.asked += budget.max_tokens > 0
         if not self._may_ask(now):
             stats.skipped += 1
-            step_input.postpone_report(rows)
+            mine.postpone_report()
             if self.contact.remind(now):
                 self._shared.explain_later(self)
             if self._is_sought:
@@ -121,9 +124,8 @@ class Shard:
             line = "HistoSpec: %s drafts at most %d tokens (--max-draft-tokens), and %d are asked for; drafts are cut"
             self._shared.warn(line, self.name, self.limits.draft, budget.max_tokens)
         if self._opens:
-            for row in rows:
-                self._opens.pop(step_input.sessions[row].number, None)
-        mine = step_input if len(rows) == len(step_input.sessions) else step_input.take(rows)
+            for session in mine.sessions:
+                self._opens.pop(session.number, None)
         in_flight = stream.in_flight
         part = Part(rows, now) if budget.max_tokens else None
         stream.queue_step(mine, budget, now, self.opening.size - in_flight.opens, part)

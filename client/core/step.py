@@ -1,6 +1,6 @@
 """The values of a step: the limits of its drafts, its input, the part of each shard, and the drafts of a reply."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
@@ -84,21 +84,24 @@ class StepInput(NamedTuple):
         report = np.zeros((len(sessions), len(REPORT)), INT32) if reports else None
         return cls(sessions, [s.length for s in sessions], [], b"", report)
 
-    def take(self, rows: Sequence[int]) -> "StepInput":
-        """Returns the step of these rows alone."""
-        ends, lengths = list(accumulate(self.lengths)), [self.lengths[i] for i in rows]
-        text = b"".join([self.tokens[4 * (ends[i] - n) : 4 * ends[i]] for i, n in zip(rows, lengths, strict=True)])
-        report = None if self.report is None else self.report[np.array(rows, np.int64)]
-        return StepInput([self.sessions[i] for i in rows], [self.before[i] for i in rows], lengths, text, report)
+    def split(self, sizes: Iterable[int]) -> "Iterator[StepInput]":
+        """Yields the step of the first sessions alone, then that of the next ones; of so many sessions each."""
+        row = text = 0
+        for size in sizes:
+            rows = slice(row, row + size)
+            lengths = self.lengths[rows]
+            end = text + 4 * sum(lengths)
+            report = None if self.report is None else self.report[rows]
+            yield StepInput(self.sessions[rows], self.before[rows], lengths, self.tokens[text:end], report)
+            row, text = row + size, end
 
-    def postpone_report(self, rows: Sequence[int]) -> None:
-        """Keeps the report of rows that are not sent; the next step of their sessions reports for both steps."""
+    def postpone_report(self) -> None:
+        """Keeps the report of a step that is not sent; the next step of its sessions reports for both."""
         if self.report is None:
             return
-        for row in rows:
-            session = self.sessions[row]
+        for session, report in zip(self.sessions, self.report, strict=True):
             before = 0 if session.unreported is None else session.unreported.astype(np.int64)
-            session.unreported = np.minimum(self.report[row] + before, _MOST).astype(INT32)
+            session.unreported = np.minimum(report + before, _MOST).astype(INT32)
 
     def clear_verified(self, row: int) -> None:
         """Clears `verified` of a row whose session the message opens: the server knows of no earlier draft."""
@@ -256,8 +259,9 @@ class Pending:
 
         Also empty is a draft with a token of `vocabulary` or more, perhaps of another tokenizer.
         """
-        found: dict[int, list[int]] = {}
+        found: list[list[int] | None] = [None] * self.size
         for _, part in self.parts:
+            rows_of_step = part.rows
             for rows, (offsets, tokens, *_) in part.drafts:
                 flat = tokens.tolist()
                 drafts = [flat[start:end] for start, end in pairwise(offsets)]
@@ -265,8 +269,9 @@ class Pending:
                     drafts = [draft if max(draft, default=0) < vocabulary else [] for draft in drafts]
                 if len(drafts) == self.size:  # of all sessions, in order
                     return drafts
-                found.update(zip([part.rows[row] for row in rows], drafts, strict=True))
-        return [found.get(row) or [] for row in range(self.size)]
+                for row, draft in zip(rows, drafts, strict=True):
+                    found[rows_of_step[row]] = draft
+        return [draft or [] for draft in found]
 
     def _read(self) -> list[Draft]:
         drafts = [_EMPTY] * self.size

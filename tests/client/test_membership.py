@@ -175,3 +175,41 @@ def test_a_member_that_owes_an_acknowledgement_does_not_leave(core: Core) -> Non
     core.finish(sessions)
     for _ in range(2):
         assert [shard.name for shard in core.flush()] == ["a", "b"]
+
+
+def test_each_shard_gets_its_rows_of_a_step() -> None:
+    """With as many tokens and reports as the caller gave; those of a refused session go to none, but are kept."""
+    core = Core(configure("a:1,b:1,c:1", "run"), lambda: None)
+    sessions = core.open([[i, 7] for i in range(40)])
+    refused = sessions[5]
+    core._open.by_number[refused].refused = True
+    core._stats.refused = 1
+    tokens = [[i] * (i % 4) for i in range(40)]
+    told = list(range(40))
+    pending = core.send(sessions, tokens, verified=told, model_drafted=told, model_accepted=[0] * 40)
+    assert len(pending.parts) == 3
+    found = []
+    for shard, part in pending.parts:
+        (message,) = shard.stream.outbox
+        step, start = message.step, 0
+        numbers = np.frombuffer(step.sessions, "<u8").tolist()
+        counts = (step.lengths, step.verified, step.model_drafted)
+        lengths, verified, drafted = (np.frombuffer(count, "<i4").tolist() for count in counts)
+        for row, number, length, seen, made in zip(part.rows, numbers, lengths, verified, drafted, strict=True):
+            assert number == sessions[row]
+            assert step.tokens[4 * start : 4 * (start + length)] == np.array(tokens[row], "<i4").tobytes()
+            assert (seen, made) == (0, row)  # the message opens its session, so no draft of it was verified
+            start += length
+            found.append(row)
+    assert sorted(found) == [row for row in range(40) if row != 5]
+    assert bytes(core._open.by_number[refused].generated) == np.array(tokens[5], "<i4").tobytes()
+
+
+def test_an_error_names_the_callers_row_whatever_the_shard() -> None:
+    core = Core(configure("a:1,b:1", "run"), lambda: None)
+    sessions = core.open([[i] for i in range(8)])
+    for row in range(8):
+        wrong = [[1]] * row + [[-1]] + [[1]] * (7 - row)
+        with pytest.raises(ValueError, match=rf"^new_tokens\[{row}\]: "):
+            core.send(sessions, wrong)
+    assert not any(session.length for session in core._open.by_number.values())
