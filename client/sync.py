@@ -178,7 +178,8 @@ class DraftClient:
         pending = self._core.send(*args, **kwargs)
         if pending.touched:
             # Without a reference to the client, which a function that waits on the loop would keep alive.
-            self._pump.run(partial(self._streams.kick, pending.touched), self.config.timeouts.step)
+            kick = partial(self._streams.kick, pending.touched)
+            self._pump.run(kick, self.config.timeouts.step, take=not pending.parts)  # else `wait` does
         return pending
 
     def receive(self, pending: Pending) -> list[Draft]:

@@ -49,8 +49,11 @@ class Pump:
         self._driver: object = None  # stands for the thread that turns the loop
         self._bells: set[queue.SimpleQueue[None]] = set()  # of the threads that sleep
 
-    def run(self, function: Callable[[], None], timeout: float) -> None:
-        """Runs `function` on the loop, and the first turn of the tasks that it starts."""
+    def run(self, function: Callable[[], None], timeout: float, take: bool = True) -> None:
+        """Runs `function` on the loop, and the first turn of the tasks that it starts.
+
+        `take`: whether to take what has arrived, too; a caller that waits next does so then.
+        """
         ran = False
 
         def first() -> None:
@@ -65,23 +68,27 @@ class Pump:
             ran = True
             self.wake()
 
-        self.wait(lambda: ran, timeout, first)
+        self.wait(lambda: ran, timeout, first, take)
 
-    def wait(self, done: Callable[[], bool], timeout: float, first: Callable[[], None] | None = None) -> None:
+    def wait(
+        self, done: Callable[[], bool], timeout: float, first: Callable[[], None] | None = None, take: bool = False
+    ) -> None:
         """Turns the loop, or lets another thread turn it, until done() is true or the time is up. Calls `first` first.
+
+        `take`: whether to take what has arrived even if done() is true by then.
 
         Code that changes the result of done() must `wake` the pump. If an interrupt ends a turn in another thread,
         `first` is called again, on the new loop.
         """
         if asyncio._get_running_loop() is None:
-            self._wait(done, timeout, first)
+            self._wait(done, timeout, first, take)
             return
         # Two loops cannot run in one thread. The caller blocks its own loop either way, so this costs one more thread.
         over: queue.SimpleQueue[None] = queue.SimpleQueue()
 
         def helper() -> None:
             try:
-                self._wait(done, timeout, first)
+                self._wait(done, timeout, first, take)
             finally:
                 over.put(None)
 
@@ -132,7 +139,7 @@ class Pump:
                 self._driver = None
                 self.wake()
 
-    def _wait(self, done: Callable[[], bool], timeout: float, first: Callable[[], None] | None) -> None:
+    def _wait(self, done: Callable[[], bool], timeout: float, first: Callable[[], None] | None, take: bool) -> None:
         until = time.monotonic() + timeout
         me = object()
         try:
@@ -147,7 +154,7 @@ class Pump:
                         return
                     now = None if asked is loop else first
                     asked = loop
-                    loop.turn(done, until, now)
+                    loop.turn(done, until, now, take)
                     continue
                 if asked is not self._loop:
                     asked = self._ask(first)
@@ -258,8 +265,10 @@ class _Loop(asyncio.SelectorEventLoop):
             if (handles := getattr(self, name, None)) is not None:
                 handles.clear()
 
-    def turn(self, done: Callable[[], bool], until: float, first: Callable[[], None] | None) -> None:
+    def turn(self, done: Callable[[], bool], until: float, first: Callable[[], None] | None, take: bool) -> None:
         """Calls `first`, and runs callbacks until done() is true, or until a time on the monotonic clock.
+
+        `take`: see `Pump.wait`.
 
         While gRPC's coroutines run, they keep the exception that the caller is handling, and with it the caller's
         frames, which hold the client. Raising an exception without frames around the loop prevents this.
@@ -276,7 +285,8 @@ class _Loop(asyncio.SelectorEventLoop):
             try:
                 if first is not None:
                     self._call(first)
-                    self._bounded.until = 0.0  # takes what has arrived, and does not wait: done() may be true at once
+                if take:
+                    self._bounded.until = 0.0  # does not wait: done() may be true after this
                     self._run_once()  # type: ignore[attr-defined]
                 self._bounded.until = until
                 self._rounds(done, until)

@@ -9,6 +9,7 @@ about two thirds of the time (docs/benchmark-versions.md).
 import _thread
 import contextlib
 import logging
+import math
 import os
 import queue
 import time
@@ -37,8 +38,9 @@ LAST = 9
 class Rehearsals:
     """Learns when the steps of one client are due, and rehearses each in a thread.
 
-    The thread begins with the first pause that is long enough, and ends with `end`. Nothing here takes a lock, because
-    the garbage collector and signal handlers may interrupt every method.
+    The thread begins with the first pause that is long enough, and ends with `end`. While pauses are regular, it wakes
+    by itself, because to wake it takes time of the worker's step. Nothing here takes a lock, because the garbage
+    collector and signal handlers may interrupt every method.
 
     Args:
         rehearse: called in the thread, with a function that returns whether the step has not begun yet.
@@ -58,8 +60,9 @@ class Rehearsals:
         self._pauses: deque[float] = deque(maxlen=LAST)
         self._answered: float | None = None
         self._due: float | None = None  # when to rehearse; None: not before a further answer
-        self._bell: queue.SimpleQueue[float | None] = queue.SimpleQueue()  # takes what `_due` becomes; None: the end
-        self._running = False
+        self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()  # wakes the thread
+        self._wakes = -math.inf  # when it wakes by itself, or later
+        self._running = self._ended = False
 
     def stepped(self) -> None:
         """Notes that a step begins."""
@@ -78,25 +81,37 @@ class Rehearsals:
             self._running = True
             with contextlib.suppress(RuntimeError):  # no further thread can begin
                 _thread.start_new_thread(self._run, ())
-        self._bell.put(due)
+        elif due < self._wakes:
+            self._bell.put(None)
 
     def end(self) -> None:
         """Ends the thread."""
-        self._due = None
+        self._due, self._ended = None, True
         self._bell.put(None)
 
     def _run(self) -> None:
+        rehearsed = None
         try:
-            due = self._bell.get()
-            while due is not None:
-                with contextlib.suppress(queue.Empty):
-                    due = self._bell.get(timeout=max(0.0, due - self._clock()))
-                    continue
-                if self._due == due:
+            while not self._ended:
+                due = self._due
+                if due is None or due == rehearsed:
+                    self._sleep(math.inf, due)
+                elif self._sleep(due, due):
                     self._rehearse(lambda: self._due == due)  # noqa: B023 - called before `due` changes
-                due = self._bell.get()
+                    rehearsed = due
+                    self._sleep(due + SHORTEST_PAUSE, due)  # no step is due before, and by then the next one is known
         except Exception:  # a bug must not disturb the worker
             log.exception("HistoSpec: the client rehearses no further steps")
+        self._wakes = -math.inf
+
+    def _sleep(self, until: float, due: float | None) -> bool:
+        """Sleeps until a time or until the bell rings. Returns whether the time has come and `_due` is still `due`."""
+        self._wakes = until
+        if self._due == due:  # else `answered` may have looked at `_wakes` before
+            with contextlib.suppress(queue.Empty):
+                self._bell.get(timeout=None if until == math.inf else max(0.0, until - self._clock()))
+                return False
+        return self._due == due
 
 
 def of(core: Core, streams: Streams, pump: Pump) -> Rehearsals:

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import queue
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -66,6 +67,31 @@ def test_the_next_step_of_a_steady_worker_is_rehearsed(worker: Worker) -> None:
             eventually(lambda: len(worker.rehearsed) == worker.steps - 1)
     assert worker.rehearsals._due is not None
     assert worker.due - worker.rehearsals._due == pytest.approx(LEAD)
+
+
+def test_a_steady_worker_need_not_wake_the_thread(worker: Worker) -> None:
+    rings = 0
+
+    class Bell(queue.SimpleQueue[None]):
+        def put(self, *args: Any, **kwargs: Any) -> None:
+            nonlocal rings
+            rings += 1
+            super().put(*args, **kwargs)
+
+    worker.rehearsals._bell = Bell()
+    for n in range(6):
+        worker.step(PAUSE)
+        if n:
+            eventually(lambda: len(worker.rehearsed) == worker.steps - 1)
+            eventually(lambda: worker.rehearsals._wakes > worker.due - LEAD)  # it has rehearsed, and sleeps
+    assert rings == 0
+    for _ in range(9):
+        worker.step(LONGEST_PAUSE)
+    eventually(lambda: worker.rehearsals._wakes == worker.rehearsals._due)  # it sleeps for a second
+    for _ in range(9):
+        worker.step(2 * SHORTEST_PAUSE)
+    assert rings > 0
+    eventually(lambda: worker.rehearsed[-1] == worker.due)
 
 
 def test_a_step_that_begins_is_not_rehearsed(worker: Worker) -> None:
