@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,7 +44,15 @@ class Window:
 class Stepper:
     """Runs batches of requests that do not stop."""
 
-    def __init__(self, folder: Path, context: int, room: int, batch: int, options: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        context: int,
+        room: int,
+        batch: int,
+        options: dict[str, Any],
+        watch: Callable[[LLM], None] = lambda llm: None,
+    ) -> None:
         """Makes the engine.
 
         Args:
@@ -52,6 +60,7 @@ class Stepper:
             room: most tokens of a response.
             batch: most requests.
             options: vLLM's arguments.
+            watch: gets the engine before its steps are counted, to time them without the counting.
         """
         self.llm = LLM(
             model=str(folder),
@@ -61,6 +70,7 @@ class Stepper:
             use_tqdm_on_load=False,
             **options,
         )
+        watch(self.llm)
         self._each, self._room, self._running, self._started = context + room, room, 0, 0
         self._counter = StepCounter(self.llm)
 

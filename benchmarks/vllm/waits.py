@@ -1,7 +1,8 @@
 """Measures how long a GPU waits for vLLM's scheduler between two steps, with HistoSpec and without drafts.
 
-    python -m benchmarks.vllm.waits          # needs vllm; six minutes on two cores, which nothing else may use
-    python -m benchmarks.vllm.waits --quick  # to check that it runs; the figures mean nothing
+    python -m benchmarks.vllm.waits               # needs vllm; six minutes on two cores, which nothing else may use
+    python -m benchmarks.vllm.waits --shards 1 2  # twice as long; two shards share a Redis
+    python -m benchmarks.vllm.waits --quick       # to check that it runs; the figures mean nothing
 
 A toy model computes on the CPU, then the step sleeps until the time that a GPU would take is over. The GPU waits from
 the sampled tokens of a step until the next step begins. An engine without drafts and one with HistoSpec take turns.
@@ -15,7 +16,8 @@ Parts of the wait with HistoSpec:
     receive       the wait for the rest of the round trip, and reading the drafts
     prepare       what HistoSpec does while the model computes: no part of the wait
 
-The last lines have the costs for benchmarks/scale/model.py: straight lines through HistoSpec's CPU time and `hidden`.
+The last lines have the costs for benchmarks/scale/model.py: straight lines through HistoSpec's CPU time and `hidden`,
+and what each further message of a step adds.
 """
 
 import argparse
@@ -36,8 +38,9 @@ from numpy.typing import NDArray
 
 from benchmarks.gpu import models
 from benchmarks.gpu.overhead import LETTERS, prompts
+from benchmarks.scale.measure import service
+from benchmarks.scale.model import Plan
 from benchmarks.tables import heading, line
-from examples.draft_server import running
 
 if TYPE_CHECKING:
     from benchmarks.gpu.steps import Window
@@ -46,8 +49,8 @@ GROUP = 16  # responses per problem
 CONTEXT, ROOM, HISTORY = 64, 1024, 256  # tokens of a prompt, of a response at most, of each response in the history
 WARM_STEPS = 20
 HEAD = (
-    "requests", "step", "without drafts", "with HistoSpec", "more", "HistoSpec's", "its CPU", "send", "hidden",
-    "receive", "prepare", "tokens per step",
+    "shards", "requests", "step", "without drafts", "with HistoSpec", "more", "HistoSpec's", "its CPU", "send",
+    "hidden", "receive", "prepare", "tokens per step",
 )  # fmt: skip
 BETWEEN = ("update_from_output", "update_draft_token_ids", "schedule")
 """vLLM's methods of a scheduler between two steps, which HistoSpec's extend."""
@@ -160,14 +163,20 @@ class Engine:
     def __init__(self, folder: Path, batch: int, seconds: float, drafts: bool) -> None:
         from benchmarks.gpu.steps import Stepper
         from examples.tiny_rl.rollout import DRAFTS
+        from histospec.client.vllm.choice.prices import StepClock
+
+        self.recorder = Recorder()
+
+        def watch(llm: Any) -> None:
+            core = llm.llm_engine.engine_core.engine_core
+            self.recorder.watch(core.model_executor, seconds)
+            if drafts:
+                self.recorder.watch_calls(core.scheduler)
+                core.scheduler._clock = StepClock(computes_here=False)  # as with a GPU
 
         options = models.DRY.engine | {"kv_cache_memory_bytes": 256 << 20, "async_scheduling": False}
-        self._stepper = Stepper(folder, CONTEXT, ROOM, batch, options | (DRAFTS if drafts else {}))
-        self.recorder = Recorder()
-        core = self._stepper.llm.llm_engine.engine_core.engine_core
-        self.recorder.watch(core.model_executor, seconds)
-        if drafts:
-            self.recorder.watch_calls(core.scheduler)
+        options |= DRAFTS if drafts else {}
+        self._stepper = Stepper(folder, CONTEXT, ROOM, batch, options, watch)
 
     def remember(self, prompts: list[list[int]]) -> None:
         """Generates the history."""
@@ -207,6 +216,7 @@ def measured(folder: Path, batch: int, seconds: float, turns: int, steps: int) -
 def main() -> None:
     """Prints the table: milliseconds, medians of the turns."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shards", type=int, nargs="+", default=[1], help="shards of the service (1)")
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 64, 256], help="requests at once (1 64 256)")
     parser.add_argument("--step-ms", type=float, default=30.0, help="how long a GPU computes a step (30)")
     parser.add_argument("--turns", type=int, default=5)
@@ -214,20 +224,32 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="tiny sizes")
     arguments = parser.parse_args()
     batches, turns, steps = ([2], 1, 5) if arguments.quick else (arguments.batches, arguments.turns, arguments.steps)
-    os.environ["HISTOSPEC_VERIFY_COST"] = "0.05"
-    with tempfile.TemporaryDirectory() as name, running(Path(name, "store"), Path(name, "server.log")) as server:
-        os.environ |= {"HISTOSPEC_ENDPOINT": server.endpoint, "HISTOSPEC_NAMESPACE": "waits"}
+    os.environ |= {"HISTOSPEC_VERIFY_COST": "0.05", "HISTOSPEC_NAMESPACE": "waits"}
+    print(heading(HEAD), end="")
+    rows = []
+    with tempfile.TemporaryDirectory() as name:
         folder = models.write(Path(name, "toy"), models.DRY.shapes["toy"], LETTERS)
-        print(heading(HEAD), end="")
-        rows = []
-        for batch in batches:
-            rows.append(measured(folder, batch, arguments.step_ms / 1e3, turns, steps))
-            print(line([str(batch), *(f"{figure:.2f}" for figure in rows[-1])]), end="", flush=True)
+        for shards in arguments.shards:
+            with service(shards) as servers:
+                os.environ["HISTOSPEC_ENDPOINT"] = ",".join(f"{n}={server.endpoint}" for n, server in servers.items())
+                for batch in batches:
+                    figures = measured(folder, batch, arguments.step_ms / 1e3, turns, steps)
+                    rows.append((shards, batch, *figures))
+                    cells = [str(shards), str(batch), *(f"{figure:.2f}" for figure in figures)]
+                    print(line(cells), end="", flush=True)
     if len(batches) > 1:
-        table = dict(zip(HEAD[1:], 1e3 * np.array(rows).T, strict=True))
-        for name, column in (("adapter", "its CPU"), ("hidden", "hidden")):
-            slope, once = np.polyfit(batches, table[column], 1)
-            print(f"{name}_step = {once:.0f}, {name}_session = {slope:.2f} microseconds")
+        print_costs(np.array(rows))
+
+
+def print_costs(rows: NDArray[np.float64]) -> None:
+    """Prints the costs for the model, from the rows of the table."""
+    table = dict(zip(HEAD, rows.T, strict=True))
+    batches = table["requests"]
+    messages = [Plan(sequences=int(batch), siblings=GROUP).messages(int(shards)) for shards, batch in rows[:, :2]]
+    for name, column in (("adapter", "its CPU"), ("hidden", "hidden")):
+        factors = np.stack([np.ones(len(rows)), np.array(messages) - 1, batches], axis=1)
+        once, message, session = 1e3 * np.linalg.lstsq(factors, table[column], rcond=None)[0]
+        print(f"{name}: {once:.0f} a step, {message:.0f} a further message, {session:.2f} a session, in microseconds")
 
 
 if __name__ == "__main__":

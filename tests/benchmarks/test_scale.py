@@ -70,7 +70,7 @@ def test_what_shares_a_core_waits_for_it() -> None:
 def test_bookkeeping_of_vllm_hides_answers() -> None:
     """The worker's own time stays: 1 ms for a message, 2 for two. Bookkeeping takes 3 ms; one answer takes 2, or 5."""
     plan, around = Plan(gpus=1, step_ms=100), replace(EXACT, in_vllm=True)
-    costs = replace(NOTHING, adapter_step=1000.0, client_message=1000.0, hidden_step=3000.0)
+    costs = replace(NOTHING, adapter_step=1000.0, adapter_message=1000.0, hidden_step=3000.0)
     waits = [simulate(plan, 1, replace(costs, message=us), around, steps=3) for us in (2000.0, 5000.0)]
     assert [outcome.millis.tolist() for outcome in waits] == [pytest.approx([1.0] * 3), pytest.approx([3.0] * 3)]
     assert [outcome.waiting for outcome in waits] == [pytest.approx(1 / 101), pytest.approx(3 / 103)]
