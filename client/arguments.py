@@ -188,11 +188,10 @@ def token_bytes(name: str, value: Tokens, *, empty: bool = True) -> bytes:
     return array.astype(INT32).tobytes()
 
 
-def batch_bytes(name: str, values: Sequence[Tokens], rows: Sequence[int]) -> tuple[bytes, list[int]]:
+def batch_bytes(name: str, values: Sequence[Tokens]) -> tuple[bytes, list[int]]:
     """Returns all tokens of a batch as int32 bytes, one list after the other, and the length of each list.
 
-    Checks the batch as one array, and each list only to find out which one is wrong. `rows`: where each list stands in
-    the caller's batch, for errors.
+    Checks the batch as one array, and each list only to find out which one is wrong.
     """
     kinds = set(map(type, values))
     try:
@@ -211,7 +210,7 @@ def batch_bytes(name: str, values: Sequence[Tokens], rows: Sequence[int]) -> tup
             return flat.astype(INT32, copy=False).tobytes(), list(map(len, values))
     except (TypeError, ValueError, OverflowError, RuntimeError, struct.error):
         pass
-    pieces = [token_bytes(f"{name}[{row}]", v) for row, v in zip(rows, values, strict=True)]
+    pieces = [token_bytes(f"{name}[{i}]", v) for i, v in enumerate(values)]
     return b"".join(pieces), [len(piece) // 4 for piece in pieces]
 
 

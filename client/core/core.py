@@ -327,25 +327,27 @@ class Core:
         arguments.same_length("new_tokens", new_tokens, "sessions", len(sessions))
         budget = Budget(max_tokens, verify_cost, bool(runners_up)).check()
         counts = report_counts(verified, model_drafted, model_accepted, len(sessions))
-        return self._send(sessions, new_tokens, counts, budget)
+        flat, lengths = arguments.batch_bytes("new_tokens", new_tokens)  # may call the caller's code: without the lock
+        return self._send(sessions, flat, lengths, counts, budget)
 
     @_locked
     def _send(
         self,
         sessions: Sequence[int],
-        new_tokens: Sequence[Tokens],
+        flat: bytes,
+        lengths: list[int],
         counts: NDArray[np.int32] | None,
         budget: Budget,
     ) -> Pending:
         chosen = find(self._open.by_number, sessions)
-        order: Sequence[int] = range(len(chosen))
-        parts: list[tuple[Shard | None, Sequence[int]]] = [(self.shards[0], order)] if chosen else []
+        parts: list[tuple[Shard | None, Sequence[int]]] = [(self.shards[0], range(len(chosen)))] if chosen else []
         if len(self.shards) > 1 or self._stats.refused:
             parts = list(self._open.by_shard(chosen).items())
             order = [row for _, rows in parts for row in rows]
-            chosen, new_tokens = [chosen[row] for row in order], [new_tokens[row] for row in order]
-            counts = None if counts is None else counts[order]
-        flat, lengths = arguments.batch_bytes("new_tokens", new_tokens, order)
+            ends = itertools.accumulate(lengths, initial=0)
+            texts = [flat[4 * start : 4 * end] for start, end in itertools.pairwise(ends)]
+            chosen, lengths = [chosen[row] for row in order], [lengths[row] for row in order]
+            flat, counts = b"".join([texts[row] for row in order]), None if counts is None else counts[order]
         step = StepInput(chosen, self._appending.append(chosen, lengths, flat), lengths, flat, counts)
         now = self._clock()
         self._commits.losses.report()

@@ -205,6 +205,25 @@ def test_each_shard_gets_its_rows_of_a_step() -> None:
     assert bytes(core._open.by_number[refused].generated) == np.array(tokens[5], "<i4").tobytes()
 
 
+def test_the_callers_tokens_are_read_without_the_lock() -> None:
+    """They may be objects of any class, whose code may call the client."""
+    core = Core(configure("a:1,b:1", "run"), lambda: None)
+    read = []
+
+    class Text:
+        def __len__(self) -> int:
+            return 2
+
+        def __array__(self, *args: object, **kwargs: object) -> np.ndarray:
+            read.append(core.stats())
+            return np.array([5, 6])
+
+    (session,) = core.open([[1]])
+    core.send([session], [Text()])  # type: ignore[list-item]
+    assert read
+    assert core._open.by_number[session].length == 2
+
+
 def test_an_error_names_the_callers_row_whatever_the_shard() -> None:
     core = Core(configure("a:1,b:1", "run"), lambda: None)
     sessions = core.open([[i] for i in range(8)])
