@@ -46,11 +46,11 @@ class Costs:
     call: float = 2068.0
     token: float = 154.0
     one_way: float = 122.0
-    adapter_step: float = 687.0
-    adapter_message: float = 173.0
-    adapter_session: float = 1.6
-    hidden_step: float = 135.0
-    hidden_session: float = 6.9
+    adapter_step: float = 688.0
+    adapter_message: float = 274.0
+    adapter_session: float = 1.3
+    hidden_step: float = 148.0
+    hidden_session: float = 6.5
 
     def own_us(self, sequences: int, messages: float, in_vllm: bool) -> float:
         """Returns the CPU microseconds of a worker for a step: in vLLM, or of the client alone."""
