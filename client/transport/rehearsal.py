@@ -38,9 +38,9 @@ LAST = 9
 class Rehearsals:
     """Learns when the steps of one client are due, and rehearses each in a thread.
 
-    The thread begins with the first pause that is long enough, and ends with `end`. While pauses are regular, it wakes
-    by itself, because to wake it takes time of the worker's step. Nothing here takes a lock, because the garbage
-    collector and signal handlers may interrupt every method.
+    The thread begins with the first pause that is long enough, and ends with `end`. While pauses are regular, a timer
+    wakes it: a worker that wakes it loses time in its step. Nothing here takes a lock, because the garbage collector
+    and signal handlers may interrupt every method.
 
     Args:
         rehearse: called in the thread, with a function that returns whether the step has not begun yet.
@@ -61,7 +61,7 @@ class Rehearsals:
         self._answered: float | None = None
         self._due: float | None = None  # when to rehearse; None: not before a further answer
         self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()  # wakes the thread
-        self._wakes = -math.inf  # when it wakes by itself, or later
+        self._wakes = -math.inf  # when its timer ends, or ended
         self._running = self._ended = False
 
     def stepped(self) -> None:
